@@ -1,0 +1,45 @@
+# Every task of the project is a target here; `make help` lists them. Arguments: ARGS='...' and NAME=value.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PY := .venv/bin/python
+ARGS ?=
+
+.PHONY: help
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-22s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+## ---- set-up -------------------------------------------------------------------------------------------------------
+.PHONY: install lock
+install: .venv/.installed .venv-engine/.installed ## .venv (gateway, scripts, tests) and .venv-engine (vLLM for CPU)
+
+.venv/.installed: docker/requirements/dev.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install -q --disable-pip-version-check --require-hashes -r docker/requirements/dev.txt
+	touch $@
+
+lock: ## pin the newest versions the ranges of pyproject.toml allow (needs uv on PATH)
+	uv pip compile -q --generate-hashes --no-header --python-version 3.11 pyproject.toml -o docker/requirements/gateway.txt $(ARGS)
+	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --extra scripts --extra dev -c docker/requirements/gateway.txt pyproject.toml -o docker/requirements/dev.txt $(ARGS)
+
+## ---- checks -------------------------------------------------------------------------------------------------------
+.PHONY: check lint test test-unit test-wire test-engine
+check: lint test ## everything a commit must pass
+
+lint: .venv/.installed ## ruff, mypy --strict, shellcheck, yamllint
+	.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/yamllint -s configs
+	git ls-files '*.sh' .ci/run | xargs .venv/bin/shellcheck
+
+test: test-unit test-wire test-engine ## all tests: pure rooms, real sockets, real engine
+
+test-unit: .venv/.installed ## the pure rooms
+	$(PY) -m pytest tests/unit $(ARGS)
+
+test-wire: .venv/.installed ## the gateway over real sockets against the scripted engine
+	$(PY) -m pytest tests/wire $(ARGS)
+
+test-engine: install ## the gateway in front of a real vLLM on CPU
+	$(PY) -m pytest tests/engine $(ARGS)
