@@ -1,0 +1,302 @@
+"""The few request fields the gateway reads, and what it refuses. Every other field passes untouched.
+
+A request's bytes go to the engine as they came unless the gateway has something to add; then `with_fields` splices the
+new members in before the closing brace, so the client's own spelling of everything else survives.
+"""
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from gateway.errors import BadRequestError, NotFoundError
+from gateway.settings import Limits, Policy
+
+Document = dict[str, Any]
+
+
+class Kind(enum.Enum):
+    """The hot routes. The value is the path, at the gateway and at the engine alike."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+
+    @property
+    def anthropic(self) -> bool:
+        return self is Kind.MESSAGES
+
+
+HOT_ROUTES: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
+
+# vLLM's own default when a completion names no max_tokens (OpenAI's too).
+COMPLETION_DEFAULT_MAX_TOKENS = 16
+_MEDIA_PARTS = frozenset(
+    {
+        "image_url",
+        "input_image",
+        "image",
+        "audio_url",
+        "input_audio",
+        "video_url",
+        "file",
+        "input_file",
+        "document",
+    }
+)
+_GATEWAY_ONLY = {
+    "cache_salt": "the gateway sets it for the key's group",
+    "priority": "the gateway sets it from the key",
+    "kv_transfer_params": "it addresses other engines",
+    "request_id": "send the X-Request-Id header instead",
+    "prompt_embeds": "raw tensors are not accepted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSize:
+    """How much the model will read. Characters and the bytes UTF-8 needs beyond one each: what tokens are estimated from."""
+
+    prompts: int = 1  # answer sets asked for: prompts of a completion, inputs of an embedding
+    chars: int = 0
+    extra_bytes: int = 0
+    ids: int = 0  # tokens given as ids, which need no estimate
+
+    def __add__(self, other: "PromptSize") -> "PromptSize":
+        return PromptSize(
+            self.prompts, self.chars + other.chars, self.extra_bytes + other.extra_bytes, self.ids + other.ids
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What the gateway knows of a request. `document` is the parsed body: read it, never change it."""
+
+    kind: Kind
+    body: bytes
+    document: Document
+    model: str
+    stream: bool
+    wants_usage: bool  # a stream whose client asked for the usage chunk
+    n: int
+    max_tokens: int | None  # per choice; None: the client set none
+    size: PromptSize
+
+
+def parse(kind: Kind, body: bytes, limits: Limits, policy: Policy) -> Envelope:
+    """Read one body. Raises BadRequestError naming the field for whatever could not be served as asked."""
+    document = _object(body, limits.max_depth)
+    _refuse(document, policy)
+    model = document.get("model")
+    if not isinstance(model, str) or not model:
+        raise BadRequestError("you must name a model (GET /v1/models lists them)", param="model", code="missing_model")
+    stream = _boolean(document, "stream")
+    n = _integer(document, "n", 1, limits.max_n) or 1
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        if not isinstance(document.get(name), bool):
+            _integer(document, name, -1 if name == "prompt_logprobs" else 0, limits.max_logprobs)
+    max_tokens = _max_tokens(kind, document, limits)
+    size = _prompt_size(kind, document, limits)
+    options = document.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise BadRequestError("stream_options must be an object", param="stream_options")
+    wants_usage = stream and isinstance(options, dict) and options.get("include_usage") is True
+    return Envelope(kind, body, document, model, stream, wants_usage, n, max_tokens, size)
+
+
+def with_fields(envelope: Envelope, fields: Mapping[str, Any]) -> bytes:
+    """The body with `fields` set: spliced in where they are new, otherwise the whole document written again."""
+    if not fields:
+        return envelope.body
+    if envelope.document.keys().isdisjoint(fields):
+        text = envelope.body.rstrip()  # a JSON object, so it ends with its brace and has at least the model
+        return text[:-1] + b"," + orjson.dumps(fields)[1:]
+    return orjson.dumps({**envelope.document, **fields})
+
+
+def _object(body: bytes, max_depth: int) -> Document:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequestError(
+            f"the body is not valid JSON: {error.msg} at byte {error.pos}", code="invalid_json"
+        ) from None
+    if not isinstance(document, dict):
+        raise BadRequestError("the body must be a JSON object", code="invalid_json")
+    if body.count(b"[") + body.count(b"{") > max_depth and _deeper_than(document, max_depth):
+        raise BadRequestError(f"the body is nested deeper than {max_depth} levels", code="invalid_json")
+    return document
+
+
+def _deeper_than(document: Document, max_depth: int) -> bool:
+    level: list[Any] = [document]
+    for _ in range(max_depth):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _refuse(document: Document, policy: Policy) -> None:
+    for name, reason in _GATEWAY_ONLY.items():
+        if document.get(name) is not None:
+            raise BadRequestError(f"{name} can't be set by clients: {reason}", param=name, code="unsupported_parameter")
+    if not policy.allow_truncation and document.get("truncate_prompt_tokens") is not None:
+        raise BadRequestError(
+            "truncate_prompt_tokens is refused here: a silently shortened prompt changes the question",
+            param="truncate_prompt_tokens",
+            code="unsupported_parameter",
+        )
+    if not policy.allow_chat_template:
+        kwargs = document.get("chat_template_kwargs")
+        if document.get("chat_template") is not None or (isinstance(kwargs, dict) and "chat_template" in kwargs):
+            raise BadRequestError(
+                "client chat templates are refused here: a template is code that runs in the engine",
+                param="chat_template",
+                code="unsupported_parameter",
+            )
+    if not policy.allow_media_urls:
+        for messages in (document.get("messages"), document.get("input")):
+            for part in _content_parts(messages):
+                if part.get("type") in _MEDIA_PARTS or part.keys() & _MEDIA_PARTS:
+                    raise BadRequestError(
+                        "media parts are refused here: the engine would fetch the address they name",
+                        param="messages",
+                        code="unsupported_parameter",
+                    )
+
+
+def _content_parts(messages: Any) -> Iterator[Document]:
+    if not isinstance(messages, list):
+        return
+    for message in messages:
+        if not isinstance(message, dict):
+            continue
+        yield message
+        content = message.get("content")
+        if isinstance(content, list):
+            for part in content:
+                if isinstance(part, dict):
+                    yield part
+                    yield from _content_parts([part] if isinstance(part.get("content"), list) else None)
+
+
+def _boolean(document: Document, name: str) -> bool:
+    value = document.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise BadRequestError(f"{name} must be true or false", param=name)
+
+
+def _integer(document: Document, name: str, least: int, most: int | None) -> int | None:
+    value = document.get(name)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():  # 1.0 is what some JSON writers make of 1
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadRequestError(f"{name} must be a whole number", param=name)
+    if value < least:
+        raise BadRequestError(f"{name} must be at least {least}, found {value}", param=name)
+    if most is not None and value > most:
+        raise BadRequestError(f"{name} may be at most {most} here, found {value}", param=name)
+    return value
+
+
+def _max_tokens(kind: Kind, document: Document, limits: Limits) -> int | None:
+    if kind is Kind.EMBEDDINGS:
+        return 0
+    values = [
+        _integer(document, name, 0 if kind is Kind.COMPLETIONS else 1, limits.max_answer_tokens)
+        for name in ("max_completion_tokens", "max_tokens", "max_output_tokens")
+    ]
+    given = next((value for value in values if value is not None), None)
+    if given is None and kind is Kind.COMPLETIONS and "max_tokens" not in document:
+        return COMPLETION_DEFAULT_MAX_TOKENS
+    return given
+
+
+def _prompt_size(kind: Kind, document: Document, limits: Limits) -> PromptSize:
+    if kind in (Kind.COMPLETIONS, Kind.EMBEDDINGS):
+        name = "prompt" if kind is Kind.COMPLETIONS else "input"
+        if kind is Kind.EMBEDDINGS and document.get("messages") is not None:
+            return _text_size(document["messages"])
+        return _prompt_list(document.get(name), name, limits)
+    required = "input" if kind is Kind.RESPONSES else "messages"
+    value = document.get(required)
+    if value is None:
+        raise BadRequestError(f"{required} is missing", param=required)
+    if required == "messages" and not (
+        isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
+    ):
+        raise BadRequestError("messages must be a non-empty list of objects", param="messages")
+    size = _text_size(value)
+    for key in ("tools", "system", "instructions"):
+        if key in document:
+            size += _text_size(document[key])
+    return size
+
+
+def _prompt_list(value: Any, name: str, limits: Limits) -> PromptSize:
+    """Sizes of a string, a list of strings, a list of token ids or a list of such lists; anything else is refused."""
+    if isinstance(value, str):
+        return _text_size(value)
+    if not isinstance(value, list) or not value:
+        raise BadRequestError(f"{name} must be a string, a list of strings, or token ids", param=name)
+    if all(type(item) is int for item in value):
+        _check_ids(value, name)
+        return PromptSize(ids=len(value))
+    if len(value) > limits.max_prompts:
+        raise BadRequestError(
+            f"{name} may hold at most {limits.max_prompts} entries here, found {len(value)}", param=name
+        )
+    if all(isinstance(item, str) for item in value):
+        return replace(_text_size(value), prompts=len(value))
+    if all(isinstance(item, list) and item and all(type(token) is int for token in item) for item in value):
+        for item in value:
+            _check_ids(item, name)
+        return PromptSize(prompts=len(value), ids=sum(map(len, value)))
+    raise BadRequestError(f"{name} must be a string, a list of strings, or token ids, not a mixture", param=name)
+
+
+def _check_ids(ids: list[int], name: str) -> None:
+    if min(ids) < 0 or max(ids) >= 1 << 31:
+        raise BadRequestError(f"{name} holds a token id outside the vocabulary", param=name)
+
+
+def _text_size(value: Any) -> PromptSize:
+    """Size of every string below `value`, whose depth `_object` has bounded."""
+    chars = extra = 0
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            chars += len(item)
+            extra += 0 if item.isascii() else len(item.encode()) - len(item)
+        elif isinstance(item, list):
+            todo.extend(item)
+        elif isinstance(item, dict):
+            todo.extend(item.values())
+    return PromptSize(chars=chars, extra_bytes=extra)
+
+
+def route(method: str, path: str) -> Kind | None:
+    """The hot route of a request, if it is one. Paths are compared whole: no slash games, no decoding twice."""
+    return HOT_ROUTES.get(path) if method == "POST" else None
+
+
+def unknown_model(model: str) -> NotFoundError:
+    return NotFoundError(
+        f"the model {model[:200]!r} does not exist here (GET /v1/models lists those that do)",
+        param="model",
+        code="model_not_found",
+    )

@@ -1,0 +1,280 @@
+"""Settings: configs/gateway.yaml, overridden by GATEWAY__SECTION__KEY, validated once, frozen from then on.
+
+The names are a contract with users and tests. A wrong value, or a name that does not exist, refuses to start with one
+line a mistake: key, value, expectation. docs/settings.md lists them all (a test keeps it complete).
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, HttpUrl, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+ENV_PREFIX = "GATEWAY__"
+CONFIG_VARIABLE = "GATEWAY_CONFIG"
+DEFAULT_CONFIG = Path("configs/gateway.yaml")
+
+
+class SettingsError(Exception):
+    """The settings can't be used; the message has a line a mistake."""
+
+
+def _host_port(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ValueError("expected host:port, for instance 0.0.0.0:8080")
+    return value
+
+
+def _base_url(value: str) -> str:
+    url = HttpUrl(value)
+    if url.path not in (None, "/") or url.query or url.fragment:
+        raise ValueError("expected a base URL without a path, for instance http://engine:8000")
+    return value.rstrip("/")
+
+
+HostPort = Annotated[str, AfterValidator(_host_port)]
+BaseUrl = Annotated[str, AfterValidator(_base_url)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Auth(Section):
+    disabled: bool = Field(False, description="Serve everybody without a key. For a demo on loopback only.")
+    keys_file: Path | None = Field(None, description="The keys file that `make keys` writes. Reloaded when it changes.")
+    admin_token_file: Path | None = Field(
+        None,
+        description="File with the token that drain and /status on the admin port ask for; without one they are off.",
+    )
+    reload_s: Seconds = Field(1.0, description="How often the keys file is looked at for changes.")
+
+
+class Batching(Section):
+    window_ms: float = Field(
+        15, ge=0, le=1000, description="Longest a batchable request waits for company; 0 turns merging off."
+    )
+    max_prompts: int = Field(8, ge=1, le=1024, description="Prompts in one merged call; the engine takes at most 1024.")
+    max_tokens: int = Field(
+        8192, ge=1, description="Token budget of one merged call: prompt estimates plus max_tokens."
+    )
+    max_answer_tokens: int = Field(
+        128,
+        ge=1,
+        description="Requests that ask for more than this go straight through, so short answers never wait for long ones.",
+    )
+    coalesce: bool = Field(
+        True, description="Identical deterministic requests of one tenant in flight share one engine call."
+    )
+
+
+class Admission(Section):
+    capacity_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens (prompt estimate + max_tokens) in flight at once. Unset: what the engines report as their KV cache.",
+    )
+    max_in_flight: int = Field(
+        1024, ge=1, description="Requests in flight at once, whatever their size; also the connection limit."
+    )
+    max_queue_tokens: int = Field(
+        262144, ge=0, description="Tokens that may wait in the gateway; beyond it requests are refused."
+    )
+    max_wait_s: Seconds = Field(
+        30,
+        description="Longest predicted wait that is still accepted, unless the client's deadline is sooner.",
+    )
+    assumed_answer_tokens: int = Field(
+        256, ge=1, description="Answer length assumed where a client sets no max_tokens."
+    )
+
+
+class Timeouts(Section):
+    connect_s: Seconds = Field(2, description="For the TCP connection to an engine.")
+    first_byte_s: Seconds = Field(300, description="From sending a streamed request to the first byte of its answer.")
+    idle_s: Seconds = Field(120, description="Between two reads of a stream that has begun.")
+    total_s: Seconds = Field(900, description="A whole request; a client may ask for less with X-Request-Timeout-S.")
+    body_s: Seconds = Field(30, description="For the client to send its whole body.")
+    keepalive_s: Seconds = Field(15, description="Silence on an open stream after which an SSE comment is sent.")
+    stall_s: Seconds = Field(60, description="No forward progress for this long makes an engine count as hung.")
+    reload_wait_s: Seconds = Field(
+        120, description="Longest a request waits for an engine that was ready and is restarting."
+    )
+    drain_s: Seconds = Field(120, description="At shutdown: longest wait for requests in flight.")
+
+
+class Health(Section):
+    interval_s: Seconds = Field(1, description="Between two looks at each engine's /health and /metrics.")
+    timeout_s: Seconds = Field(5, description="For one such look.")
+    idle_probe_s: Seconds = Field(
+        30, description="An engine that made no progress for this long is asked for one token."
+    )
+
+
+class Limits(Section):
+    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Larger bodies are refused with 413.")
+    max_depth: int = Field(64, ge=4, le=512, description="Nesting of the JSON body.")
+    max_n: int = Field(16, ge=1, description="Choices per prompt (`n`).")
+    max_logprobs: int = Field(20, ge=0, description="`logprobs`, `top_logprobs`, `prompt_logprobs`.")
+    max_prompts: int = Field(
+        256, ge=1, le=1024, description="Prompts in one completion, inputs in one embedding request."
+    )
+    max_answer_tokens: int | None = Field(
+        None, ge=1, description="Upper limit for max_tokens; unset: the engine's own."
+    )
+
+
+class Policy(Section):
+    allow_chat_template: bool = Field(
+        False, description="Let clients send their own chat template (it is code that runs in the engine)."
+    )
+    allow_media_urls: bool = Field(False, description="Let clients make the engine fetch image, audio and video URLs.")
+    allow_truncation: bool = Field(False, description="Let clients ask for silent truncation (truncate_prompt_tokens).")
+    engine_priority: bool = Field(
+        False, description="Send each key's priority on; the engine must run --scheduling-policy priority."
+    )
+
+
+class Cors(Section):
+    allow_origins: tuple[str, ...] = Field((), description="Origins that browsers may call from; empty: CORS is off.")
+
+
+class Engine(Section):
+    api_key_file: Path | None = Field(
+        None, description="File with the key that the engines ask for (their VLLM_API_KEY)."
+    )
+
+
+class Logs(Section):
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Lowest level that is written.")
+    access: bool = Field(
+        True, description="One line for each finished request. Never contains prompts, answers or keys."
+    )
+
+
+class Settings(BaseSettings):
+    """All of it. Instances are frozen; build them with `load`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid", allow_inf_nan=False
+    )
+
+    listen: HostPort = Field("127.0.0.1:8080", description="Public address: /v1/*, /healthz, /readyz.")
+    admin_listen: HostPort = Field("127.0.0.1:9000", description="Internal address: /metrics, /status, drain.")
+    engines: tuple[BaseUrl, ...] = Field(
+        ("http://127.0.0.1:8000",),
+        min_length=1,
+        description="Base URLs of the engines (a JSON list in the environment).",
+    )
+    aliases: dict[str, str] = Field(
+        default_factory=dict, description="Extra model names: what clients say -> what an engine serves."
+    )
+    auth: Auth = Auth()
+    batching: Batching = Batching()
+    admission: Admission = Admission()
+    timeouts: Timeouts = Timeouts()
+    health: Health = Health()
+    limits: Limits = Limits()
+    policy: Policy = Policy()
+    cors: Cors = Cors()
+    engine: Engine = Engine()
+    logs: Logs = Logs()
+
+    @model_validator(mode="after")
+    def _fails_closed(self) -> "Settings":
+        if not self.auth.disabled and self.auth.keys_file is None:
+            raise ValueError(
+                "auth.keys_file is not set: expected the file `make keys NAME=app1` writes, or auth.disabled: true"
+            )
+        if len(set(self.engines)) != len(self.engines):
+            raise ValueError("engines names one engine twice")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # What the caller passes stands for the file: `load` reads it, so that a missing file can be told apart.
+        return env_settings, init_settings
+
+
+def _leaves(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    found: set[tuple[str, ...]] = set()
+    for name, field in model.model_fields.items():
+        found.add((*prefix, name))
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= _leaves(field.annotation, (*prefix, name))
+    return found
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    known = {ENV_PREFIX + "__".join(path).upper() for path in _leaves(Settings)}
+    open_ended = f"{ENV_PREFIX}ALIASES__"
+    return sorted(
+        name
+        for name in environ
+        if name.upper().startswith(ENV_PREFIX) and name.upper() not in known and not name.upper().startswith(open_ended)
+    )
+
+
+def _explain(error: ValidationError) -> list[str]:
+    lines = []
+    for item in error.errors(include_url=False):
+        key = ".".join(str(part) for part in item["loc"])
+        expectation = item["msg"].removeprefix("Value error, ")
+        if not key:
+            lines.append(expectation)
+        elif item["type"] == "extra_forbidden":
+            lines.append(f"{key} is not a setting (docs/settings.md lists them)")
+        else:
+            lines.append(f"{key} = {item['input']!r}: {expectation}")
+    return lines
+
+
+def _json_example(field: str) -> str:
+    return {"engines": '["http://engine:8000"]', "aliases": '{"my-model": "smollm2"}'}.get(field, '{"key": "value"}')
+
+
+def load() -> Settings:
+    """Read the file named by GATEWAY_CONFIG (default configs/gateway.yaml, if there), then the environment over it.
+
+    Raises SettingsError naming key, value and expectation of everything that is wrong.
+    """
+    named = os.environ.get(CONFIG_VARIABLE)
+    path = Path(named) if named else DEFAULT_CONFIG
+    from_file: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            from_file = YamlConfigSettingsSource(Settings, yaml_file=path)()
+        except Exception as error:  # PyYAML's errors and pydantic-settings' share no base class
+            raise SettingsError(
+                f"{path}: expected YAML with the keys of docs/settings.md, found {' '.join(str(error).split())}"
+            ) from error
+    elif named:
+        raise SettingsError(f"{CONFIG_VARIABLE} = {named!r}: expected a file, found none")
+    mistakes = [f"{name} is not a setting (docs/settings.md lists them)" for name in _unknown_variables(os.environ)]
+    try:
+        settings = Settings(**from_file)
+    except ValidationError as error:
+        mistakes += _explain(error)
+    except pydantic_settings.SettingsError as error:  # a list or mapping in the environment that is no JSON
+        field = str(error).partition('field "')[2].partition('"')[0]
+        value = os.environ.get(ENV_PREFIX + field.upper(), "")
+        mistakes.append(f"{field} = {value!r}: expected JSON, for instance {_json_example(field)}")
+    if mistakes:
+        raise SettingsError("\n".join(mistakes))
+    return settings

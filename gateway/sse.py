@@ -1,0 +1,110 @@
+"""Server-sent events, as far as a relay needs them: where events end, and what the few telling ones say. Pure.
+
+Only whole events leave the framer. A client could do nothing with half of one, and an error event appended after half
+an event would be unreadable. Event bytes are never rewritten. (Format: WHATWG HTML, "Server-sent events".)
+"""
+
+import re
+from typing import Any
+
+import orjson
+
+_BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n")  # vLLM ends lines with LF; proxies in between may make it CRLF
+_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LINE = re.compile(rb"\r\n|\n|\r")  # never splitlines(): it also breaks JSON at U+2028 and U+0085
+DONE = b"[DONE]"
+
+
+class Framer:
+    """Cuts a byte stream into whole events. `tail` is what has come of the next one."""
+
+    __slots__ = ("max_bytes", "tail")
+
+    def __init__(self, max_bytes: int = 8 * 1024 * 1024) -> None:
+        self.max_bytes = max_bytes
+        self.tail = bytearray()
+
+    def feed(self, data: bytes) -> bytes:
+        """All whole events that have come so far, as they came; b"" if there is none yet.
+
+        Raises ValueError when one event grows beyond max_bytes.
+        """
+        tail = self.tail
+        if not tail and data.endswith(b"\n\n"):  # the usual case: reads end where events end
+            return data
+        seen = max(0, len(tail) - 3)  # a blank line may have begun in what came before
+        tail += data
+        lf, crlf = tail.rfind(b"\n\n", seen), tail.rfind(b"\r\n\r\n", seen)
+        end = max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
+        events = bytes(tail[:end])
+        del tail[:end]
+        if len(tail) > self.max_bytes:
+            raise ValueError(f"an event of more than {self.max_bytes} bytes")
+        return events
+
+
+def split(events: bytes) -> list[bytes]:
+    """Whole events one by one, each with its terminating blank line."""
+    found, start = [], 0
+    for match in _BLANK_LINE.finditer(events):
+        found.append(events[start : match.end()])
+        start = match.end()
+    return found
+
+
+def data_of(event: bytes) -> bytes:
+    """The event's data lines joined by newlines; b"" for a comment."""
+    lines = [line[5:].removeprefix(b" ") for line in _LINE.split(event) if line.startswith(b"data:")]
+    return b"\n".join(lines)
+
+
+def json_of(event: bytes) -> dict[str, Any] | None:
+    """The event's data as a JSON object; None where it is none ([DONE], a comment, damage)."""
+    data = data_of(event)
+    if not data.startswith(b"{"):
+        return None
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def comment(text: str) -> bytes:
+    """A comment: clients must ignore it (WHATWG), so it keeps an idle hop open without being taken for content."""
+    return b": " + text.encode() + b"\n\n"
+
+
+def error_event(body: bytes, *, anthropic: bool = False) -> bytes:
+    """An error after the first byte, when the status has gone out already. `body` is errors.error_body's."""
+    return (b"event: error\n" if anthropic else b"") + b"data: " + body + b"\n\n"
+
+
+def has_content(document: dict[str, Any]) -> bool:
+    """Whether this event carries generated output, in any of the served dialects: the first such event is the first token."""
+    kind = document.get("type")
+    if isinstance(kind, str):  # responses and messages name their events
+        return kind.endswith(".delta") or kind == "content_block_delta"
+    for choice in document.get("choices") or ():
+        if choice.get("text"):
+            return True
+        delta = choice.get("delta") or {}
+        if any(delta.get(key) for key in ("content", "tool_calls", "reasoning", "reasoning_content", "refusal")):
+            return True
+    return False
+
+
+def usage_of(document: dict[str, Any]) -> tuple[int, int] | None:
+    """Prompt and generation tokens, if this event or answer reports them, in any of the served dialects."""
+    usage = document.get("usage")
+    if usage is None and isinstance(document.get("response"), dict):
+        usage = document["response"].get("usage")
+    if usage is None and isinstance(document.get("message"), dict):
+        usage = document["message"].get("usage")
+    if not isinstance(usage, dict):
+        return None
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0))
+    generation = usage.get("completion_tokens", usage.get("output_tokens", 0))
+    if not isinstance(prompt, int) or not isinstance(generation, int | None):
+        return None
+    return prompt, generation or 0
