@@ -12,16 +12,25 @@ help: ## this list
 
 ## ---- set-up -------------------------------------------------------------------------------------------------------
 .PHONY: install lock
-install: .venv/.installed .venv-engine/.installed ## .venv (gateway, scripts, tests) and .venv-engine (vLLM for CPU)
+install: engine-check .venv/.installed .venv-engine/.installed ## .venv (gateway, scripts, tests) and .venv-engine (vLLM for CPU)
+
+.PHONY: engine-check
+engine-check: # before the first download: a machine that cannot run the engine is told so in one line
+	@$(PYTHON) -m scripts.engine_check
 
 .venv/.installed: docker/requirements/dev.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install -q --disable-pip-version-check --require-hashes -r docker/requirements/dev.txt
 	touch $@
 
+.venv-engine/.installed: docker/requirements/engine-cpu.txt docker/vllm-alias/pyproject.toml scripts/engine_install.sh
+	@scripts/engine_install.sh $(PYTHON) .venv-engine
+	@touch $@
+
 lock: ## pin the newest versions the ranges of pyproject.toml allow (needs uv on PATH)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 pyproject.toml -o docker/requirements/gateway.txt $(ARGS)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --extra scripts --extra dev -c docker/requirements/gateway.txt pyproject.toml -o docker/requirements/dev.txt $(ARGS)
+	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28 --excludes docker/requirements/engine-cpu.excludes docker/requirements/engine-cpu.in -o docker/requirements/engine-cpu.txt $(ARGS)
 
 ## ---- checks -------------------------------------------------------------------------------------------------------
 .PHONY: check lint test test-unit test-wire test-engine
