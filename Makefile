@@ -32,6 +32,11 @@ lock: ## pin the newest versions the ranges of pyproject.toml allow (needs uv on
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --extra scripts --extra dev -c docker/requirements/gateway.txt pyproject.toml -o docker/requirements/dev.txt $(ARGS)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28 --excludes docker/requirements/engine-cpu.excludes docker/requirements/engine-cpu.in -o docker/requirements/engine-cpu.txt $(ARGS)
 
+## ---- on this machine, without Docker ------------------------------------------------------------------------------
+.PHONY: model
+model: engine-check .venv/.installed .venv-engine/.installed ## the small real chat model, into the user's cache (once)
+	@$(PY) -m scripts.model_fetch $(ARGS)
+
 ## ---- checks -------------------------------------------------------------------------------------------------------
 .PHONY: check lint test test-unit test-wire test-engine
 check: lint test ## everything a commit must pass
