@@ -1,6 +1,6 @@
-"""Arithmetic of admission: what a request costs, how fast work drains, what a key may still do. Pure; the clock is passed in.
+"""Arithmetic of admission: what a request costs, how fast work drains, what a key may still do. Pure.
 
-Numbers only: enforcing them is admission.py's business.
+Numbers only, the clock is passed in: enforcing them is admission.py's business.
 """
 
 import math
@@ -89,7 +89,7 @@ class DrainRate:
 
 
 class Residence:
-    """How long a request stays in the engine, weighted by its tokens (seconds); with Little's law the rate before saturation."""
+    """How long a request stays in flight (seconds, moving mean); by Little's law, the pace before saturation."""
 
     def __init__(self, weight: float = 0.05) -> None:
         self.weight = weight
@@ -112,7 +112,7 @@ class Allowance:
         return cls(per_minute, per_minute, now_s)
 
     def take(self, amount: float, now_s: float) -> float:
-        """0.0 and taken; or, untouched, the seconds until it would fit. More than a minute's worth waits for a full bucket."""
+        """0.0 and taken; or, untouched, the seconds until it would fit. More than a minute's worth: a full bucket."""
         self.level = min(self.per_minute, self.level + (now_s - self.at_s) * self.per_minute / 60)
         self.at_s = now_s
         needed = min(amount, self.per_minute)

@@ -59,7 +59,7 @@ _GATEWAY_ONLY = {
 
 @dataclass(frozen=True, slots=True)
 class PromptSize:
-    """How much the model will read. Characters and the bytes UTF-8 needs beyond one each: what tokens are estimated from."""
+    """How much the model will read: characters, and the bytes UTF-8 needs beyond one each, give the token estimate."""
 
     prompts: int = 1  # answer sets asked for: prompts of a completion, inputs of an embedding
     chars: int = 0

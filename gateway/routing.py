@@ -4,7 +4,7 @@ Cases, in order:
 
 1. no candidate: None, and the caller decides between waiting and 503.
 2. no affinity key: the replica with the least in-flight tokens relative to its capacity.
-3. an affinity key (the leading part of the prompt): the replica that rendezvous hashing gives it, so that a conversation
+3. an affinity key (the leading part of the prompt): the replica that rendezvous hashing gives it: a conversation
    comes back to the KV cache blocks it left behind; unless that one is so loaded that the cache would not pay for the
    wait, then the next in the key's own order.
 """

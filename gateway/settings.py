@@ -16,6 +16,7 @@ from pydantic_settings import (
     SettingsConfigDict,
     YamlConfigSettingsSource,
 )
+from pydantic_settings import SettingsError as SourceError
 
 ENV_PREFIX = "GATEWAY__"
 CONFIG_VARIABLE = "GATEWAY_CONFIG"
@@ -70,7 +71,7 @@ class Batching(Section):
     max_answer_tokens: int = Field(
         128,
         ge=1,
-        description="Requests that ask for more than this go straight through, so short answers never wait for long ones.",
+        description="Requests that ask for more go straight through: short answers never wait for long ones.",
     )
     coalesce: bool = Field(
         True, description="Identical deterministic requests of one tenant in flight share one engine call."
@@ -81,7 +82,7 @@ class Admission(Section):
     capacity_tokens: int | None = Field(
         None,
         ge=1,
-        description="Tokens (prompt estimate + max_tokens) in flight at once. Unset: what the engines report as their KV cache.",
+        description="Tokens (prompt estimate + max_tokens) in flight at once; unset: the engines' own KV cache size.",
     )
     max_in_flight: int = Field(
         1024, ge=1, description="Requests in flight at once, whatever their size; also the connection limit."
@@ -271,7 +272,7 @@ def load() -> Settings:
         settings = Settings(**from_file)
     except ValidationError as error:
         mistakes += _explain(error)
-    except pydantic_settings.SettingsError as error:  # a list or mapping in the environment that is no JSON
+    except SourceError as error:  # a list or mapping in the environment that is no JSON
         field = str(error).partition('field "')[2].partition('"')[0]
         value = os.environ.get(ENV_PREFIX + field.upper(), "")
         mistakes.append(f"{field} = {value!r}: expected JSON, for instance {_json_example(field)}")

@@ -81,7 +81,7 @@ def error_event(body: bytes, *, anthropic: bool = False) -> bytes:
 
 
 def has_content(document: dict[str, Any]) -> bool:
-    """Whether this event carries generated output, in any of the served dialects: the first such event is the first token."""
+    """Whether this event carries generated output, in any served dialect: the first such event is the first token."""
     kind = document.get("type")
     if isinstance(kind, str):  # responses and messages name their events
         return kind.endswith(".delta") or kind == "content_block_delta"

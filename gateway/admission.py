@@ -1,0 +1,340 @@
+"""Admission: a bounded, fair queue in front of the engines. Nothing it refuses reaches one.
+
+State: `in-flight` tokens and requests (open leases) and, per tenant, the waiting. A request is decided on arrival:
+
+1. it fits and nobody waits: a lease at once.
+2. its predicted wait passes its deadline: refused, with the time after which it would not have been.
+3. the queue is full: the tenant that fills it most, relative to its weight, gives up its newest waiting request;
+   if that is the arriving one, it is refused.
+4. otherwise it waits. Tenants are served by deficit round robin on tokens, each tenant in order of arrival.
+
+`_next()` decides who goes; `acquire` and `Lease.close` do the waiting and waking. One event loop, so no locks.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from gateway.errors import OverloadedError
+from gateway.keys import Tenant
+from gateway.limits import Allowance, DrainRate, Residence
+from gateway.metrics import Metrics
+from gateway.settings import Admission as AdmissionSettings
+
+QUANTUM_TOKENS = 512  # what one visit of the round adds to a tenant's deficit, times its weight
+
+
+class Lease:
+    """Permission to have `tokens` in flight. Close it exactly when the work ended; closing again does nothing."""
+
+    __slots__ = ("_admission", "granted_s", "open", "tenant", "tokens")
+
+    def __init__(self, admission: "Admission", tenant: str, tokens: int, granted_s: float) -> None:
+        self._admission = admission
+        self.tenant = tenant
+        self.tokens = tokens
+        self.granted_s = granted_s
+        self.open = True
+
+    def close(self) -> None:
+        if self.open:
+            self.open = False
+            self._admission._release(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    tokens: int
+    queued_s: float
+    granted: asyncio.Future[Lease]
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """One tenant's waiting requests, in order."""
+
+    weight: float
+    waiters: deque[_Waiter] = field(default_factory=deque)
+    tokens: int = 0
+    deficit: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Account:
+    """What a tenant with limits of its own has used."""
+
+    in_flight: int = 0
+    requests: Allowance | None = None
+    tokens: Allowance | None = None
+
+
+class Admission:
+    """Owner of the queue. `capacity_tokens` is set by whoever knows the engines; 0 means nothing is known yet."""
+
+    def __init__(self, settings: AdmissionSettings, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self.capacity_tokens = settings.capacity_tokens or 0
+        self.in_flight_tokens = 0
+        self.queued_tokens = 0
+        self._leases: set[Lease] = set()
+        self._lines: dict[str, _Line] = {}  # tenants with somebody waiting, in the round's order
+        self._accounts: dict[str, _Account] = {}
+        self._drain = DrainRate()
+        self._residence = Residence()
+        self._saturated_since_s: float | None = None
+        metrics.queued_requests.set_function(lambda: self.queued)
+        metrics.queued_tokens.set_function(lambda: self.queued_tokens)
+        metrics.in_flight_requests.set_function(lambda: self.in_flight)
+        metrics.in_flight_tokens.set_function(lambda: self.in_flight_tokens)
+        metrics.capacity_tokens.set_function(lambda: self.capacity_tokens)
+
+    def __repr__(self) -> str:
+        tokens = f"{self.in_flight_tokens}/{self.capacity_tokens} tokens"
+        return f"<Admission {tokens}, {self.in_flight} in-flight, {self.queued} queued>"
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._leases)
+
+    @property
+    def queued(self) -> int:
+        return sum(len(line.waiters) for line in self._lines.values())
+
+    def set_capacity(self, tokens: int) -> None:
+        """The engines' own figure; a configured one wins. Growing it lets waiting requests go at once."""
+        if self._settings.capacity_tokens is None and tokens != self.capacity_tokens:
+            self.capacity_tokens = tokens
+            self._grant()
+
+    async def acquire(self, tenant: Tenant, tokens: int, deadline_s: float) -> Lease:
+        """Wait for a lease on `tokens`, at the longest until `deadline_s` on this admission's clock.
+
+        Raises OverloadedError: at once where the wait can be predicted, at the deadline where the prediction was wrong.
+        """
+        now = self._clock()
+        account = self._charge(tenant, tokens, now)
+        try:
+            lease = await self._wait(tenant, tokens, now, deadline_s)
+        except BaseException:
+            self._refund(account, tokens)
+            raise
+        self._metrics.queue_seconds.observe(lease.granted_s - now)
+        return lease
+
+    async def _wait(self, tenant: Tenant, tokens: int, now: float, deadline_s: float) -> Lease:
+        if not self._lines and self._fits(tokens):
+            return self._lease(tenant.name, tokens, now)
+        wait_s = self.predicted_wait_s(tenant, tokens)
+        allowed_s = min(deadline_s - now, self._settings.max_wait_s)
+        if wait_s is not None and wait_s > allowed_s:
+            raise self._refusal(
+                "predicted_wait", tenant, f"would wait {wait_s:.1f} s, {allowed_s:.1f} s allowed", wait_s - allowed_s
+            )
+        self._make_room(tenant, tokens)
+        line = self._lines.get(tenant.name)
+        if line is None:
+            line = self._lines[tenant.name] = _Line(tenant.weight)
+        waiter = _Waiter(tokens, now, asyncio.get_running_loop().create_future())
+        line.waiters.append(waiter)
+        line.tokens += tokens
+        self.queued_tokens += tokens
+        self._mark_saturation(now)
+        lease: Lease | None = None
+        try:
+            async with asyncio.timeout(allowed_s):
+                lease = await waiter.granted
+            return lease
+        except TimeoutError:
+            raise self._refusal(
+                "waited_too_long", tenant, f"waited {allowed_s:.1f} s in the queue", self._backlog_s()
+            ) from None
+        finally:
+            if lease is None:
+                if waiter in line.waiters:
+                    self._leave(tenant.name, line, waiter)
+                elif waiter.granted.done() and not waiter.granted.cancelled() and not waiter.granted.exception():
+                    waiter.granted.result().close()  # granted in the very step in which the client left
+
+    def predicted_wait_s(self, tenant: Tenant, tokens: int) -> float | None:
+        """Seconds until `tokens` more of this tenant would be admitted; None while nothing is known of the pace."""
+        rate = self.drain_tokens_per_s
+        if rate is None:
+            return None
+        own = self._lines.get(tenant.name)
+        own_tokens = (own.tokens if own else 0) + tokens
+        ahead = own_tokens + sum(
+            min(line.tokens, own_tokens * line.weight / tenant.weight)
+            for name, line in self._lines.items()
+            if name != tenant.name
+        )
+        free = max(0, self.capacity_tokens - self.in_flight_tokens)
+        return max(0.0, ahead - free) / rate
+
+    @property
+    def drain_tokens_per_s(self) -> float | None:
+        """Tokens a second given back under saturation; before any was seen, Little's law on what is in flight."""
+        if (measured := self._drain.tokens_per_s) is not None:
+            return measured
+        if self._residence.mean_s and self.in_flight_tokens:
+            return self.in_flight_tokens / self._residence.mean_s
+        return None
+
+    def check_integrity(self) -> None:
+        """queued + in-flight = unfinished, and every sum agrees with its parts."""
+        assert self.in_flight_tokens == sum(lease.tokens for lease in self._leases), self
+        assert all(lease.open for lease in self._leases), self
+        assert all(line.waiters for line in self._lines.values()), self
+        for line in self._lines.values():
+            assert line.tokens == sum(waiter.tokens for waiter in line.waiters), self
+            assert all(waiter.granted.cancelled() for waiter in line.waiters if waiter.granted.done()), self
+        assert self.queued_tokens == sum(line.tokens for line in self._lines.values()), self
+        for name, account in self._accounts.items():
+            assert account.in_flight >= sum(lease.tenant == name for lease in self._leases), (self, name)
+
+    # -- deciding: no awaits below this line ---------------------------------------------------------------------------
+
+    def _fits(self, tokens: int) -> bool:
+        if self.in_flight >= self._settings.max_in_flight:
+            return False
+        # A request larger than everything goes alone: the engine, which knows its own limit, answers it.
+        return not self._leases or not self.capacity_tokens or self.in_flight_tokens + tokens <= self.capacity_tokens
+
+    def _next(self) -> tuple[str, _Waiter] | None:
+        """Take the next waiting request that fits out of its line, by deficit round robin."""
+        while self._lines:
+            name, line = next(iter(self._lines.items()))
+            head = line.waiters[0]
+            if not self._fits(head.tokens):
+                return None  # the head waits for room; smaller ones behind it must not starve it
+            if line.deficit < head.tokens:
+                line.deficit += QUANTUM_TOKENS * line.weight
+                if line.deficit < head.tokens:
+                    self._lines[name] = self._lines.pop(name)  # to the back of the round
+                    continue
+            line.deficit -= head.tokens
+            self._leave(name, line, head)
+            if name in self._lines and line.deficit < line.waiters[0].tokens:
+                self._lines[name] = self._lines.pop(name)
+            return name, head
+        return None
+
+    def _grant(self) -> None:
+        now = self._clock()
+        while (chosen := self._next()) is not None:
+            name, waiter = chosen
+            if not waiter.granted.done():  # its client left, and it had no turn yet to leave the queue
+                waiter.granted.set_result(self._lease(name, waiter.tokens, now))
+
+    def _lease(self, tenant: str, tokens: int, now: float) -> Lease:
+        lease = Lease(self, tenant, tokens, now)
+        self._leases.add(lease)
+        self.in_flight_tokens += tokens
+        return lease
+
+    def _release(self, lease: Lease) -> None:
+        now = self._clock()
+        self._leases.remove(lease)
+        self.in_flight_tokens -= lease.tokens
+        account = self._accounts.get(lease.tenant)
+        if account is not None:
+            account.in_flight -= 1
+        self._residence.observe(now - lease.granted_s)
+        if self._saturated_since_s is not None:
+            self._drain.observe(lease.tokens, now - self._saturated_since_s)
+        if self._lines:
+            self._grant()
+        self._mark_saturation(now)
+
+    def _leave(self, name: str, line: _Line, waiter: _Waiter) -> None:
+        line.waiters.remove(waiter)
+        line.tokens -= waiter.tokens
+        self.queued_tokens -= waiter.tokens
+        if not line.waiters:
+            del self._lines[name]  # an idle tenant keeps no deficit: saved-up turns would be a burst
+        self._mark_saturation(self._clock())
+
+    def _mark_saturation(self, now: float) -> None:
+        self._saturated_since_s = now if self._lines else None
+
+    def _make_room(self, tenant: Tenant, tokens: int) -> None:
+        """Case 3 above. Evicts newest first, so that whoever waited longest keeps its place."""
+        limit = self._settings.max_queue_tokens
+        while self.queued_tokens + tokens > limit:
+            own = self._lines.get(tenant.name)
+            own_load = ((own.tokens if own else 0) + tokens) / tenant.weight
+            name, line = max(
+                self._lines.items(), key=lambda item: item[1].tokens / item[1].weight, default=(None, None)
+            )
+            if name is None or line is None or name == tenant.name or line.tokens / line.weight <= own_load:
+                excess_s = (self.queued_tokens + tokens - limit) / (self.drain_tokens_per_s or float("inf"))
+                raise self._refusal("queue_full", tenant, "the queue is full", excess_s or self._backlog_s())
+            victim = line.waiters[-1]
+            self._leave(name, line, victim)
+            victim.granted.set_exception(
+                self._refusal(
+                    "pushed_out", Tenant(name), "the queue is full and this key fills it most", self._backlog_s()
+                )
+            )
+
+    def _backlog_s(self) -> float:
+        """Seconds until what waits now has been admitted, at the measured pace."""
+        rate = self.drain_tokens_per_s
+        return 1.0 if rate is None else max(1.0, self.queued_tokens / rate)
+
+    def _refusal(self, cause: str, tenant: Tenant, detail: str, retry_after_s: float) -> OverloadedError:
+        self._metrics.shed.labels(cause, tenant.name).inc()
+        return OverloadedError(f"overloaded: {detail}", cause=cause, retry_after_s=retry_after_s)
+
+    def _charge(self, tenant: Tenant, tokens: int, now: float) -> _Account | None:
+        """Apply the key's own limits. Raises OverloadedError; what it took is given back by `_refund`."""
+        if tenant.concurrent is None and tenant.requests_per_minute is None and tenant.tokens_per_minute is None:
+            return None
+        account = self._accounts.setdefault(tenant.name, _Account())
+        if tenant.concurrent is not None and account.in_flight >= tenant.concurrent:
+            raise self._refusal(
+                "key_concurrency", tenant, f"this key may have {tenant.concurrent} requests at once", 1.0
+            )
+        account.requests = _allowance(account.requests, tenant.requests_per_minute, now)
+        account.tokens = _allowance(account.tokens, tenant.tokens_per_minute, now)
+        if account.requests is not None and (wait_s := account.requests.take(1, now)):
+            raise self._refusal(
+                "key_requests", tenant, f"this key may send {tenant.requests_per_minute} requests a minute", wait_s
+            )
+        if account.tokens is not None and (wait_s := account.tokens.take(tokens, now)):
+            if account.requests is not None:
+                account.requests.give_back(1)
+            raise self._refusal(
+                "key_tokens", tenant, f"this key may use {tenant.tokens_per_minute} tokens a minute", wait_s
+            )
+        account.in_flight += 1
+        return account
+
+    def _refund(self, account: _Account | None, tokens: int) -> None:
+        if account is None:
+            return
+        account.in_flight -= 1
+        if account.requests is not None:
+            account.requests.give_back(1)
+        if account.tokens is not None:
+            account.tokens.give_back(tokens)
+
+
+def _allowance(current: Allowance | None, per_minute: int | None, now: float) -> Allowance | None:
+    if per_minute is None:
+        return None
+    if current is None or current.per_minute != per_minute:  # first use, or the keys file changed
+        return Allowance.full(per_minute, now)
+    return current

@@ -1,0 +1,33 @@
+"""One request's record: made at the edge, filled in on the way, counted and logged once when it ends."""
+
+from dataclasses import dataclass
+
+from gateway.keys import ANONYMOUS, OTHER, Tenant
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Mutable; owned by the task that serves the request. Times are seconds of the gateway's monotonic clock."""
+
+    request_id: str  # what the client sees: its own X-Request-Id where it sent a fit one
+    upstream_id: str  # what engines see: unique, whatever clients send
+    arrived_s: float
+    route: str  # a known path or "other": bounded, so it may be a label
+    tenant: Tenant | None = None
+    model: str = ""
+    replica: str = ""
+    status: int = 0
+    answered_s: float | None = None  # response headers sent
+    first_token_s: float | None = None
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    phase: str = "reading"  # reading, queued, waiting, streaming: where a leaving client was
+    failure: str = ""  # cause label of an upstream failure
+
+    @property
+    def tenant_label(self) -> str:
+        return OTHER if self.tenant is None else self.tenant.name
+
+    @property
+    def owner(self) -> Tenant:
+        return self.tenant or ANONYMOUS

@@ -1,0 +1,239 @@
+"""One inference request, from the client's body to its answer: the hot path, in eight steps.
+
+1. read: the body, bounded in size and time (client.py)
+2. envelope: the few fields the gateway acts on, and what it refuses (protocol.py)
+3. model: does an engine serve it, is one ready or coming back (replicas.py)
+4. share: an identical deterministic request under way answers this one too (coalescing.py)
+5. admit: a lease on the request's tokens, or a refusal that costs the engine nothing (admission.py)
+6. route: a replica; another one only while nothing has been sent (routing.py)
+7. ask: merged with others that are alike (batching.py), or alone (upstream.py)
+8. relay: the answer to its client (relay.py); the lease ends with it
+
+Nothing calls back upwards; failures rise as GatewayError to the edge.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+from gateway.admission import Admission
+from gateway.batching import MicroBatcher, Reply, Target, mergeable
+from gateway.client import ClientSink, ClientWatch, Receive, Scope, Send, Sink, read_body, request_timeout_s
+from gateway.coalescing import Coalescer, deterministic
+from gateway.errors import (
+    UnavailableError,
+    UpstreamTimeoutError,
+    UpstreamUnreachableError,
+)
+from gateway.exchange import Exchange
+from gateway.limits import TokenEstimator, request_cost
+from gateway.metrics import Metrics
+from gateway.protocol import HOT_ROUTES, Envelope, Kind, parse, unknown_model, with_fields
+from gateway.relay import StreamRelay, read_whole
+from gateway.replicas import Replica, Replicas
+from gateway.routing import choose
+from gateway.settings import Settings
+from gateway.upstream import Answer, Upstream
+
+# Dialects whose streams report usage only when asked; the others always do.
+_USAGE_ON_REQUEST = (Kind.CHAT, Kind.COMPLETIONS)
+# The leading part of a prompt that decides which replica it prefers: long enough to tell system prompts apart.
+AFFINITY_CHARS = 1024
+
+
+class Inference:
+    """The ASGI app of the hot routes. It expects the edge (middleware.py) around it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        replicas: Replicas,
+        admission: Admission,
+        upstream: Upstream,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._replicas = replicas
+        self._admission = admission
+        self._upstream = upstream
+        self._metrics = metrics
+        self._clock = clock
+        self.estimator = TokenEstimator()
+        self.batcher = MicroBatcher(settings.batching, metrics, self._send_merged, clock)
+        self.coalescer = Coalescer(metrics, self._serve, clock)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope["state"]["exchange"]
+        settings = self._settings
+        kind = HOT_ROUTES[scope["path"]]
+        body = await read_body(scope, receive, settings.limits.max_body_bytes, settings.timeouts.body_s)
+        deadline_s = request_timeout_s(scope, settings.timeouts.total_s)
+        envelope = parse(kind, body, settings.limits, settings.policy)
+        exchange.model = envelope.model
+        sink = ClientSink(send, exchange, self._clock)
+        with ClientWatch(receive):
+            self._require_engine(self._served_model(envelope))
+            if settings.batching.coalesce and deadline_s is None and deterministic(envelope):
+                await self.coalescer.serve(exchange, envelope, sink)
+            else:
+                await self._serve(exchange, envelope, sink, deadline_s)
+
+    def check_integrity(self) -> None:
+        """Nothing is counted that does not exist, and nothing is left behind. Holds between any two awaits."""
+        self._admission.check_integrity()
+        self.batcher.check_integrity()
+        self.coalescer.check_integrity()
+        assert all(replica.in_flight >= 0 for replica in self._replicas.all), self._replicas
+
+    # -- steps 3 to 8 --------------------------------------------------------------------------------------------------
+
+    def _served_model(self, envelope: Envelope) -> str:
+        return self._settings.aliases.get(envelope.model, envelope.model)
+
+    def _require_engine(self, model: str) -> None:
+        replicas = self._replicas
+        if not replicas.knows(model) and replicas.discovered:
+            raise unknown_model(model)
+        if not replicas.ready(model) and not replicas.restarting(model):
+            raise UnavailableError(f"no engine is ready: {replicas.explain()}", retry_after_s=5)
+
+    async def _serve(self, exchange: Exchange, envelope: Envelope, sink: Sink, timeout_s: float | None = None) -> None:
+        settings = self._settings
+        deadline_s = exchange.arrived_s + (timeout_s or settings.timeouts.total_s)
+        tokens = request_cost(envelope, self.estimator, settings.admission.assumed_answer_tokens)
+        exchange.phase = "queued"
+        with await self._admission.acquire(exchange.owner, tokens, deadline_s):
+            exchange.phase = "waiting"
+            try:
+                async with asyncio.timeout(deadline_s - self._clock()) as limit:
+                    await self._answer(exchange, envelope, sink, tokens, limit)
+            except TimeoutError:
+                raise UpstreamTimeoutError("the request took longer than its deadline") from None
+        if exchange.prompt_tokens:
+            self.estimator.observe(envelope.size, exchange.prompt_tokens)
+
+    async def _answer(self, exchange: Exchange, envelope: Envelope, sink: Sink, tokens: int, deadline_s: float) -> None:
+        added = self._added_fields(exchange, envelope)
+        tried: set[str] = set()
+        while True:
+            replica = await self._route(envelope, tried)
+            exchange.replica = replica.url
+            try:
+                if replica.in_flight and mergeable(envelope, self._settings.batching):
+                    reply = await self.batcher.submit(replica, envelope, exchange.upstream_id, tokens, added)
+                    if reply is not None:
+                        await self._deliver(exchange, reply, sink)
+                        return
+                await self._ask_alone(exchange, envelope, replica, added, sink, limit)
+                return
+            except UpstreamUnreachableError:
+                # It has seen nothing of the request, so the next one may: the only case of a retry.
+                self._replicas.report_unreachable(replica)
+                self._metrics.failures.labels("unreachable").inc()
+                self._metrics.retries.inc()
+                tried.add(replica.url)
+
+    async def _route(self, envelope: Envelope, tried: set[str]) -> Replica:
+        model = self._served_model(envelope)
+        while True:
+            ready = [replica for replica in self._replicas.ready(model) if replica.url not in tried]
+            chosen = choose([replica.candidate() for replica in ready], _affinity(envelope) if len(ready) > 1 else None)
+            if chosen is not None:
+                return ready[chosen]
+            tried.clear()  # all of them refused: whoever is back by then may be asked again
+            wait_s = self._settings.timeouts.reload_wait_s
+            if not self._replicas.restarting(model) or not await self._replicas.wait_ready(model, wait_s):
+                self._metrics.shed.labels("no_engine", "").inc()
+                raise UnavailableError(f"no engine is ready: {self._replicas.explain()}", retry_after_s=5)
+
+    async def _ask_alone(
+        self,
+        exchange: Exchange,
+        envelope: Envelope,
+        replica: Replica,
+        added: dict[str, Any],
+        sink: Sink,
+        limit: asyncio.Timeout,
+    ) -> None:
+        hide_usage = envelope.stream and not envelope.wants_usage and envelope.kind in _USAGE_ON_REQUEST
+        if hide_usage:
+            options = envelope.document.get("stream_options") or {}
+            added = {**added, "stream_options": {**options, "include_usage": True}}
+        body = with_fields(envelope, added)
+        timeouts = self._settings.timeouts
+        with self._calling(replica):
+            answer = await self._first_byte(replica.url + envelope.kind.value, body, exchange, envelope.stream)
+            try:
+                if answer.status == 200 and answer.content_type.startswith("text/event-stream"):
+                    deadline = limit.when()
+                    limit.reschedule(None)  # from here on a missed deadline is an event, which only the relay can send
+                    relay = StreamRelay(envelope.kind, answer, sink, exchange, timeouts, self._metrics, self._clock)
+                    await relay.run(deadline, hide_usage=hide_usage)
+                    return
+                reply = await read_whole(answer)
+            finally:
+                answer.close()
+        await self._deliver(exchange, reply, sink)
+
+    async def _first_byte(self, url: str, body: bytes, exchange: Exchange, stream: bool) -> Answer:
+        """An engine sends the headers of a whole answer with the answer, so only streams have a limit of their own."""
+        limit_s = self._settings.timeouts.first_byte_s if stream else None
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._upstream.post(url, body, self._headers(exchange.upstream_id))
+        except TimeoutError:
+            raise UpstreamTimeoutError(f"the engine began no answer within {limit_s:g} s") from None
+
+    async def _deliver(self, exchange: Exchange, reply: Reply, sink: Sink) -> None:
+        if reply.usage is not None:
+            exchange.prompt_tokens, exchange.generation_tokens = reply.usage
+        await sink.whole(reply)
+
+    async def _send_merged(self, target: Target, body: bytes, upstream_id: str) -> Reply:
+        assert isinstance(target, Replica)
+        with self._calling(target):
+            answer: Answer = await self._upstream.post(
+                target.url + Kind.COMPLETIONS.value, body, self._headers(upstream_id)
+            )
+            return await read_whole(answer)
+
+    @contextmanager
+    def _calling(self, replica: Replica) -> Iterator[None]:
+        replica.in_flight += 1
+        try:
+            yield
+        finally:
+            replica.in_flight -= 1
+            if not replica.in_flight:
+                self.batcher.flush(replica)  # nobody waits while the replica has nothing of ours
+
+    def _added_fields(self, exchange: Exchange, envelope: Envelope) -> dict[str, Any]:
+        """What the gateway itself has to say to the engine about this request."""
+        fields: dict[str, Any] = {}
+        tenant = exchange.owner
+        if envelope.model in self._settings.aliases:
+            fields["model"] = self._served_model(envelope)
+        if tenant.group is not None:
+            fields["cache_salt"] = tenant.group
+        if self._settings.policy.engine_priority:
+            fields["priority"] = tenant.priority
+        return fields
+
+    def _headers(self, upstream_id: str) -> dict[str, str]:
+        # An allow-list by construction: nothing of the client's own headers goes on.
+        return {"X-Request-Id": upstream_id}
+
+
+def _affinity(envelope: Envelope) -> bytes:
+    """The leading part of what the model reads: equal for a conversation's turns, and for a shared system prompt."""
+    document: Mapping[str, Any] = envelope.document
+    for name in ("system", "instructions", "messages", "prompt", "input"):
+        value = document.get(name)
+        if value:
+            text = value.encode() if isinstance(value, str) else orjson.dumps(value)
+            return text[:AFFINITY_CHARS]
+    return b""

@@ -1,0 +1,130 @@
+"""API keys: who may call, and what each may do. The keys file is state: read again when it changes, atomically.
+
+The file holds SHA-256 digests, never keys. A key is 256 random bits, so a fast hash is enough: nothing to guess.
+`make keys` writes the file (scripts/keys.py); its form:
+
+    {"keys": [{"name": "app1", "sha256": "…64 hex…", "group": null, "priority": 0, "weight": 1, …}]}
+"""
+
+import datetime
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+KEY_PREFIX = "sk-"
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class KeysFileError(Exception):
+    """The keys file can't be used; the message says where and why, without any secret."""
+
+
+class Key(BaseModel):
+    """One entry. `group` isolates the prefix cache: keys of one group share it, others can't probe it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Name
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    created: AwareDatetime | None = None
+    expires: AwareDatetime | None = None
+    group: Name | None = None
+    priority: int = Field(0, ge=-1000, le=1000, description="Handed to the engine; lower is served first.")
+    weight: float = Field(1.0, gt=0, le=1000, description="Share of the queue relative to other keys.")
+    requests_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)
+    concurrent: int | None = Field(None, ge=1)
+
+    @field_validator("name")
+    @classmethod
+    def _not_reserved(cls, name: str) -> str:
+        if name in (ANONYMOUS.name, OTHER):
+            raise ValueError("this name is reserved")
+        return name
+
+
+class KeysFile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who a request belongs to, for fairness, limits and accounting. Several keys may carry one name while rotating."""
+
+    name: str
+    group: str | None = None
+    priority: int = 0
+    weight: float = 1.0
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent: int | None = None
+
+
+ANONYMOUS = Tenant("anonymous")  # everybody, where auth is disabled
+OTHER = "other"  # the metrics label of requests that no key claimed
+
+
+class Keyring:
+    """An immutable set of keys, looked up by digest: the time taken says nothing about how close a guess was."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self._by_digest = {bytes.fromhex(key.sha256): (_tenant(key), key.expires) for key in keys}
+        if len(self._by_digest) != len(keys):
+            raise KeysFileError("two entries have the same sha256")
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def lookup(self, secret: bytes, now: datetime.datetime | None = None) -> Tenant | None:
+        """The tenant of this key, unless it is unknown or expired."""
+        found = self._by_digest.get(hashlib.sha256(secret).digest())
+        if found is None:
+            return None
+        tenant, expires = found
+        if expires is not None and (now or datetime.datetime.now(datetime.UTC)) >= expires:
+            return None
+        return tenant
+
+
+def _tenant(key: Key) -> Tenant:
+    return Tenant(
+        key.name, key.group, key.priority, key.weight, key.requests_per_minute, key.tokens_per_minute, key.concurrent
+    )
+
+
+def new_key() -> tuple[str, str]:
+    """A fresh key and its digest as hex."""
+    secret = KEY_PREFIX + secrets.token_urlsafe(32)
+    return secret, hashlib.sha256(secret.encode()).hexdigest()
+
+
+def parse_keys(content: bytes, origin: str) -> KeysFile:
+    """Raises KeysFileError naming the entry and what was expected."""
+    try:
+        return KeysFile.model_validate(orjson.loads(content))
+    except orjson.JSONDecodeError as error:
+        raise KeysFileError(f"{origin}: expected JSON: {error}") from None
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise KeysFileError(f"{origin}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def read_keyring(path: Path) -> Keyring:
+    """Raises KeysFileError, also where the file holds no key: an empty file would lock everybody out unnoticed."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise KeysFileError(f"{path}: {error.strerror}; expected the file `make keys NAME=app1` writes") from None
+    keys = parse_keys(content, str(path)).keys
+    if not keys:
+        raise KeysFileError(f"{path}: holds no key; add one with `make keys NAME=app1`")
+    return Keyring(keys)

@@ -1,0 +1,88 @@
+"""Every metric of the gateway: names, labels, buckets. Labels never carry a request, a prompt or a secret."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import generate_latest
+
+from gateway import __version__
+
+# The largest finite bucket lies above timeouts.total_s's default, or a p99 would be pinned to the top.
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1200)
+_SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.4, 0.8, 1.6, 5, 20, 60, 120)
+_WINDOW_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.012, 0.015, 0.02, 0.03, 0.06, 0.25, 1)
+
+
+class Metrics:
+    """One registry with all of it; made once per gateway, handed to whoever counts."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"gateway_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"gateway_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"gateway_{name}", text, labels, registry=registry, buckets=buckets)
+
+        gauge("build_info", "1; the label names the running version.", "version").labels(__version__).set(1)
+        # Requests, as clients saw them.
+        self.requests = counter(
+            "requests_total", "Finished requests by route, status and tenant.", "route", "status", "tenant"
+        )
+        self.request_seconds = histogram(
+            "request_seconds", "From a request's arrival to the end of its answer.", _SECONDS, "route"
+        )
+        self.ttft_seconds = histogram(
+            "time_to_first_token_seconds",
+            "From arrival to the first event with content, streamed requests.",
+            _SECONDS,
+            "route",
+        )
+        self.itl_seconds = histogram(
+            "inter_token_latency_seconds",
+            "Between two reads of a stream with content, each divided by its events.",
+            _SHORT_SECONDS,
+        )
+        self.tokens = counter("tokens_total", "Tokens as the engines' usage counts them.", "tenant", "kind")
+        self.cancelled = counter("cancelled_total", "Requests whose client left before the answer's end.", "phase")
+        # Admission.
+        self.queue_seconds = histogram("queue_seconds", "From arrival to admission, admitted requests.", _SECONDS)
+        self.queued_requests = gauge("queued_requests", "Requests waiting for admission.")
+        self.queued_tokens = gauge("queued_tokens", "Their tokens: prompt estimates plus max_tokens.")
+        self.in_flight_requests = gauge("in_flight_requests", "Admitted requests that have not ended.")
+        self.in_flight_tokens = gauge("in_flight_tokens", "Their tokens: prompt estimates plus max_tokens.")
+        self.capacity_tokens = gauge(
+            "capacity_tokens", "Tokens admitted at once; 0 while no engine has told its capacity."
+        )
+        self.shed = counter(
+            "shed_total", "Requests refused with 429 or 503 before they reached an engine.", "cause", "tenant"
+        )
+        # Micro-batching.
+        self.batch_prompts = histogram(
+            "microbatch_prompts", "Prompts in each merged call.", (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)
+        )
+        self.batch_wait_seconds = histogram(
+            "microbatch_wait_seconds", "Time a batchable request waited for company.", _WINDOW_SECONDS
+        )
+        self.merged = counter("merged_requests_total", "Requests answered from a merged call.")
+        self.splits = counter("microbatch_splits_total", "Merged calls taken apart again, by cause.", "cause")
+        self.coalesced = counter("coalesced_requests_total", "Requests that shared another's engine call.")
+        # Engines.
+        self.failures = counter("upstream_failures_total", "Engine calls that failed, by cause.", "cause")
+        self.retries = counter("upstream_retries_total", "Calls sent again to an engine that had seen nothing of them.")
+        self.upstream_calls = gauge("upstream_calls", "Calls to engines open now.", "replica")
+        self.replica_ready = gauge("replica_ready", "1 while a replica takes requests.", "replica")
+        self.replica_stalled_seconds = gauge(
+            "replica_stalled_seconds", "Time without forward progress though there was work.", "replica"
+        )
+        # State that is read again while running.
+        self.keys_reload_failures = counter("keys_reload_failures_total", "Changed keys files that could not be used.")
+        self.keys_file_bad = gauge(
+            "keys_file_bad", "1 while the keys file on disk is unusable and an older one is in force."
+        )
+
+    def page(self) -> bytes:
+        """The text exposition of all of it."""
+        return generate_latest(self.registry)

@@ -1,0 +1,125 @@
+"""The routes that are not hot: models and health in public; metrics, status and drain on the admin address. FastAPI."""
+
+import time
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from gateway.auth import AdminToken
+from gateway.errors import (
+    BadRequestError,
+    GatewayError,
+    MethodNotAllowedError,
+    NotFoundError,
+    UnauthorizedError,
+    error_object,
+)
+from gateway.health import Health
+from gateway.metrics import Metrics
+from gateway.protocol import unknown_model
+from gateway.replicas import Replicas
+from gateway.settings import Settings
+
+
+def public_app(settings: Settings, replicas: Replicas, health: Health) -> FastAPI:
+    """GET /v1/models, /healthz, /readyz, and the JSON 404 and 405 of everything else."""
+    app = _bare_app()
+    started = int(time.time())
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        ready, reason = health.ready()
+        if ready:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "unready", "reason": reason}, 503, {"Retry-After": "5"})
+
+    def listed() -> list[dict[str, Any]]:
+        models = replicas.models
+        aliases = {name: models[served] for name, served in settings.aliases.items() if served in models}
+        return [
+            {"id": name, "object": "model", "created": started, "owned_by": "vllm", "max_model_len": length}
+            for name, length in {**models, **aliases}.items()
+        ]
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": listed()}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        for entry in listed():
+            if entry["id"] == name:
+                return entry
+        raise unknown_model(name)
+
+    return app
+
+
+def admin_app(metrics: Metrics, replicas: Replicas, health: Health, token: AdminToken) -> FastAPI:
+    """GET /metrics (open, on an internal address), GET /status and POST /drain (with the admin token)."""
+    app = _bare_app()
+
+    def require_token(request: Request) -> None:
+        if not token.allows(request.scope):
+            raise UnauthorizedError("send the admin token: Authorization: Bearer … (auth.admin_token_file)")
+
+    @app.get("/metrics")
+    async def metrics_page() -> Response:
+        return Response(metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/status")
+    async def status(request: Request) -> dict[str, Any]:
+        require_token(request)
+        return health.status()
+
+    @app.post("/drain")
+    async def drain(
+        request: Request, replica: Annotated[str, Body(embed=True)], on: Annotated[bool, Body(embed=True)] = True
+    ) -> dict[str, Any]:
+        require_token(request)
+        if not replicas.drain(replica, on):
+            raise BadRequestError("no replica has this URL; GET /status lists them", param="replica")
+        return health.status()
+
+    return app
+
+
+def _bare_app() -> FastAPI:
+    """FastAPI without docs, redirects or its own error shape."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+
+    async def gateway_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, GatewayError)
+        return _rendered(error)
+
+    async def http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            return _rendered(
+                MethodNotAllowedError("this route takes another method", allow=(error.headers or {}).get("Allow", ""))
+            )
+        if error.status_code == 404:
+            return _rendered(NotFoundError("there is no such route here"))
+        return _rendered(BadRequestError(str(error.detail)))
+
+    async def validation_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        return _rendered(BadRequestError(first["msg"], param=".".join(str(part) for part in first["loc"][1:])))
+
+    app.add_exception_handler(GatewayError, gateway_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
+    return app
+
+
+def _rendered(error: GatewayError) -> Response:
+    headers = {key.decode(): value.decode() for key, value in error.headers()}
+    return JSONResponse({"error": error_object(error)}, error.status, headers)
