@@ -116,7 +116,9 @@ class Inference:
         if exchange.prompt_tokens:
             self.estimator.observe(envelope.size, exchange.prompt_tokens)
 
-    async def _answer(self, exchange: Exchange, envelope: Envelope, sink: Sink, tokens: int, deadline_s: float) -> None:
+    async def _answer(
+        self, exchange: Exchange, envelope: Envelope, sink: Sink, tokens: int, limit: asyncio.Timeout
+    ) -> None:
         added = self._added_fields(exchange, envelope)
         tried: set[str] = set()
         while True:

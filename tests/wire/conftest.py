@@ -1,0 +1,121 @@
+"""The gateway over real sockets: every test gets an engine to script and a gateway to talk to."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.__main__ import _server
+from gateway.app import Gateway
+from gateway.settings import Settings
+from tests.fakes.engine import MODEL, FakeEngine
+
+# Quick looks and short patience, so that faults are seen in test time. Everything else is the shipped default.
+QUICK: dict[str, Any] = {
+    "auth": {"disabled": True},
+    "health": {"interval_s": 0.05, "timeout_s": 1, "idle_probe_s": 3600},
+    "logs": {"access": False},
+}
+
+
+@dataclass
+class Running:
+    """A gateway that serves, and a client for it."""
+
+    gateway: Gateway
+    url: str
+    admin_url: str
+    client: httpx.AsyncClient
+
+    async def completion(self, prompt: Any, **fields: Any) -> httpx.Response:
+        return await self.client.post("/v1/completions", json={"model": MODEL, "prompt": prompt, **fields})
+
+    async def chat(self, text: str = "hello", **fields: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": text}]
+        return await self.client.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, **fields})
+
+    def stream(self, text: str = "hello", **fields: Any) -> Any:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "stream": True, **fields}
+        return self.client.stream("POST", "/v1/chat/completions", json=body)
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The value of one series on the admin port; 0.0 where it does not exist (yet)."""
+        async with httpx.AsyncClient() as client:
+            page = (await client.get(f"{self.admin_url}/metrics")).text
+        wanted = {f'{key}="{value}"' for key, value in labels.items()}
+        total = 0.0
+        for line in page.splitlines():
+            series, _, value = line.rpartition(" ")
+            if series.split("{")[0] == name and wanted <= set(series.partition("{")[2].rstrip("}").split(",")):
+                total += float(value)
+        return total
+
+    async def settled(self) -> None:
+        """Until every request has ended on the gateway's side too; then the counts must agree."""
+        async with asyncio.timeout(5):
+            await self.gateway.edge.idle.wait()
+        self.gateway.check_integrity()
+        assert self.gateway.admission.in_flight == 0, self.gateway.admission
+        assert all(replica.in_flight == 0 for replica in self.gateway.replicas.all), self.gateway.replicas
+
+
+def free_socket() -> socket.socket:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    return sock
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        merged[key] = (
+            merge(merged[key], value) if isinstance(value, dict) and isinstance(merged.get(key), dict) else value
+        )
+    return merged
+
+
+@contextlib.asynccontextmanager
+async def serve(engines: list[str], wait: bool = True, **settings: Any) -> AsyncIterator[Running]:
+    """A gateway in this event loop, on free ports."""
+    async with Gateway(Settings(engines=tuple(engines), **merge(QUICK, settings))) as gateway:
+        public, admin = free_socket(), free_socket()
+        servers = [_server(gateway.public), _server(gateway.admin)]
+        tasks = [asyncio.create_task(s.serve([sock])) for s, sock in zip(servers, (public, admin), strict=True)]
+        urls = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in (public, admin)]
+        while not all(server.started for server in servers):
+            await asyncio.sleep(0)
+        if wait:
+            async with asyncio.timeout(5):
+                while not gateway.health.ready()[0]:
+                    await asyncio.sleep(0.01)
+        async with httpx.AsyncClient(
+            base_url=urls[0], timeout=20, trust_env=False, limits=httpx.Limits(max_connections=None)
+        ) as client:
+            try:
+                yield Running(gateway, *urls, client)
+            finally:
+                for server in servers:
+                    server.should_exit = server.force_exit = True
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    async with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture
+async def up(engine: FakeEngine) -> AsyncIterator[Running]:
+    """The gateway with its defaults in front of one engine."""
+    async with serve([engine.url]) as running:
+        yield running
+        await running.settled()
+
+
+Serve = Callable[..., Any]
