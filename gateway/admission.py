@@ -30,7 +30,7 @@ QUANTUM_TOKENS = 512  # what one visit of the round adds to a tenant's deficit, 
 class Lease:
     """Permission to have `tokens` in flight. Close it exactly when the work ended; closing again does nothing."""
 
-    __slots__ = ("_admission", "granted_s", "open", "tenant", "tokens")
+    __slots__ = ("_admission", "granted_s", "open", "tenant", "tokens", "used_tokens")
 
     def __init__(self, admission: "Admission", tenant: str, tokens: int, granted_s: float) -> None:
         self._admission = admission
@@ -38,6 +38,7 @@ class Lease:
         self.tokens = tokens
         self.granted_s = granted_s
         self.open = True
+        self.used_tokens: int | None = None  # what it came to, where the engine told: a key pays for that
 
     def close(self) -> None:
         if self.open:
@@ -251,6 +252,8 @@ class Admission:
         account = self._accounts.get(lease.tenant)
         if account is not None:
             account.in_flight -= 1
+            if account.tokens is not None and lease.used_tokens is not None:
+                account.tokens.give_back(lease.tokens - lease.used_tokens)
         self._residence.observe(now - lease.granted_s)
         if self._saturated_since_s is not None:
             self._drain.observe(lease.tokens, now - self._saturated_since_s)

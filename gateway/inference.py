@@ -106,13 +106,15 @@ class Inference:
         deadline_s = exchange.arrived_s + (timeout_s or settings.timeouts.total_s)
         tokens = request_cost(envelope, self.estimator, settings.admission.assumed_answer_tokens)
         exchange.phase = "queued"
-        with await self._admission.acquire(exchange.owner, tokens, deadline_s):
+        with await self._admission.acquire(exchange.owner, tokens, deadline_s) as lease:
             exchange.phase = "waiting"
             try:
                 async with asyncio.timeout(deadline_s - self._clock()) as limit:
                     await self._answer(exchange, envelope, sink, tokens, limit)
             except TimeoutError:
                 raise UpstreamTimeoutError("the request took longer than its deadline") from None
+            if exchange.prompt_tokens:
+                lease.used_tokens = exchange.prompt_tokens + exchange.generation_tokens
         if exchange.prompt_tokens:
             self.estimator.observe(envelope.size, exchange.prompt_tokens)
 

@@ -48,6 +48,7 @@ class Replica:
     models: dict[str, int | None] = field(default_factory=dict)  # served model name -> max_model_len (tokens)
     capacity_tokens: int | None = None
     in_flight: int = 0
+    missed_looks: int = 0  # in a row, by silence
     drain_requested: bool = False
 
     def __repr__(self) -> str:
@@ -171,6 +172,14 @@ class Replicas:
             while True:
                 try:
                     await self._look(replica)
+                    replica.missed_looks = 0
+                except httpx.TimeoutException as error:
+                    # A busy engine, or a busy gateway, answers late now and then; a dead one refuses. Hence patience.
+                    replica.missed_looks += 1
+                    if replica.missed_looks >= self._settings.health.max_missed:
+                        self._set(
+                            replica, State.DOWN, f"{type(error).__name__} at {replica.missed_looks} health checks"
+                        )
                 except httpx.HTTPError as error:
                     # Which exception it was matters more than its text: timeouts have none.
                     self._set(replica, State.DOWN, f"{type(error).__name__} at its health check")

@@ -5,6 +5,7 @@ line a mistake: key, value, expectation. docs/settings.md lists them all (a test
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -38,11 +39,31 @@ def _base_url(value: str) -> str:
     url = HttpUrl(value)
     if url.path not in (None, "/") or url.query or url.fragment:
         raise ValueError("expected a base URL without a path, for instance http://engine:8000")
+    if url.username or url.password:  # it would stand in logs, metrics and /status
+        raise ValueError("expected a base URL without user name and password; the engine's key is engine.api_key_file")
     return value.rstrip("/")
+
+
+def _origin(value: str) -> str:
+    if value == "*":
+        return value
+    url = HttpUrl(value)
+    if f"{url.scheme}://{value.partition('://')[2]}" != value or "/" in value.partition("://")[2] or url.username:
+        raise ValueError("expected an origin as browsers send it, for instance https://app.example.com, or *")
+    return value.lower()
+
+
+def _collector_url(value: str) -> str:
+    url = HttpUrl(value)
+    if url.username or url.password or url.query or url.fragment:
+        raise ValueError("expected an OTLP/HTTP address, for instance http://collector:4318")
+    return value.rstrip("/") + "/v1/traces" if url.path in (None, "/") else value
 
 
 HostPort = Annotated[str, AfterValidator(_host_port)]
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
+Origin = Annotated[str, AfterValidator(_origin)]
+CollectorUrl = Annotated[str, AfterValidator(_collector_url)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 
@@ -104,6 +125,7 @@ class Timeouts(Section):
     first_byte_s: Seconds = Field(300, description="From sending a streamed request to the first byte of its answer.")
     idle_s: Seconds = Field(120, description="Between two reads of a stream that has begun.")
     total_s: Seconds = Field(900, description="A whole request; a client may ask for less with X-Request-Timeout-S.")
+    head_s: Seconds = Field(15, description="For the client to send its request line and headers.")
     body_s: Seconds = Field(30, description="For the client to send its whole body.")
     keepalive_s: Seconds = Field(15, description="Silence on an open stream after which an SSE comment is sent.")
     stall_s: Seconds = Field(60, description="No forward progress for this long makes an engine count as hung.")
@@ -116,12 +138,16 @@ class Timeouts(Section):
 class Health(Section):
     interval_s: Seconds = Field(1, description="Between two looks at each engine's /health and /metrics.")
     timeout_s: Seconds = Field(5, description="For one such look.")
+    max_missed: int = Field(3, ge=1, description="Looks in a row that must time out before an engine counts as down.")
     idle_probe_s: Seconds = Field(
         30, description="An engine that made no progress for this long is asked for one token."
     )
 
 
 class Limits(Section):
+    max_head_bytes: int = Field(
+        65536, ge=4096, le=1048576, description="Request line and headers together; more is refused with 431."
+    )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Larger bodies are refused with 413.")
     max_depth: int = Field(64, ge=4, le=512, description="Nesting of the JSON body.")
     max_n: int = Field(16, ge=1, description="Choices per prompt (`n`).")
@@ -146,7 +172,9 @@ class Policy(Section):
 
 
 class Cors(Section):
-    allow_origins: tuple[str, ...] = Field((), description="Origins that browsers may call from; empty: CORS is off.")
+    allow_origins: tuple[Origin, ...] = Field(
+        (), description="Origins that browsers may call from, `*` for any; empty: CORS is off."
+    )
 
 
 class Engine(Section):
@@ -162,11 +190,31 @@ class Logs(Section):
     )
 
 
+class Ledger(Section):
+    path: Path | None = Field(
+        None, description="SQLite file for each tenant's usage, kept across restarts; unset: no ledger."
+    )
+
+
+class Tracing(Section):
+    otlp_endpoint: CollectorUrl | None = Field(
+        None, description="OTLP/HTTP collector for one span a request (needs the extra `tracing`); unset: no spans."
+    )
+    sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="Share of requests traced where the client's traceparent does not decide."
+    )
+
+
 class Settings(BaseSettings):
     """All of it. Instances are frozen; build them with `load`."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid", allow_inf_nan=False
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,  # compose hands on `${NAME:-}` as an empty variable: that is "not set"
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
     )
 
     listen: HostPort = Field("127.0.0.1:8080", description="Public address: /v1/*, /healthz, /readyz.")
@@ -189,6 +237,8 @@ class Settings(BaseSettings):
     cors: Cors = Cors()
     engine: Engine = Engine()
     logs: Logs = Logs()
+    ledger: Ledger = Ledger()
+    tracing: Tracing = Tracing()
 
     @model_validator(mode="after")
     def _fails_closed(self) -> "Settings":
@@ -198,6 +248,8 @@ class Settings(BaseSettings):
             )
         if len(set(self.engines)) != len(self.engines):
             raise ValueError("engines names one engine twice")
+        if self.listen == self.admin_listen and not self.listen.endswith(":0"):
+            raise ValueError(f"admin_listen = {self.admin_listen!r}: expected another address than listen has")
         return self
 
     @classmethod
@@ -242,8 +294,11 @@ def _explain(error: ValidationError) -> list[str]:
         elif item["type"] == "extra_forbidden":
             lines.append(f"{key} is not a setting (docs/settings.md lists them)")
         else:
-            lines.append(f"{key} = {item['input']!r}: {expectation}")
+            lines.append(f"{key} = {_USERINFO.sub('://…@', repr(item['input']))}: {expectation}")
     return lines
+
+
+_USERINFO = re.compile(r"://[^/@\s]*@")  # a password in a URL must not end up in a log
 
 
 def _json_example(field: str) -> str:

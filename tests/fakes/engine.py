@@ -85,6 +85,7 @@ class FakeEngine:
         self.active = self.peak = 0
         self.counters: Counter[str] = Counter()
         self.extra_running = 0
+        self.gate: asyncio.Event | None = None  # streams send their headers, then wait for it
         self._thaw = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self.port = 0
@@ -253,6 +254,8 @@ class FakeEngine:
     async def _stream(self, request: web.Request, document: dict[str, Any], script: Script) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
+        if self.gate is not None:
+            await self.gate.wait()
         if script.first_token_s:
             await asyncio.sleep(script.first_token_s)
         newline = b"\r\n" if script.crlf else b"\n"

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.__main__ import _server
+from gateway.__main__ import _bind, _server
 from gateway.app import Gateway
 from gateway.settings import Settings
 from tests.fakes.engine import MODEL, FakeEngine
@@ -65,9 +65,7 @@ class Running:
 
 
 def free_socket() -> socket.socket:
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    return sock
+    return _bind("127.0.0.1:0", "listen")
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,229 @@
+"""Overload: refused early, truthfully and without the engine noticing; fair between keys; patient with a restart."""
+
+import asyncio
+import json
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import psutil
+import pytest
+
+from gateway.keys import new_key
+from tests.fakes.engine import MODEL, FakeEngine, Script
+from tests.wire.conftest import Running, serve
+
+COMPLETIONS = "/v1/completions"
+
+
+def keys_file(path: Path, **tenants: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Write a keys file; returns the headers for each tenant."""
+    entries, headers = [], {}
+    for name, fields in tenants.items():
+        secret, digest = new_key()
+        entries.append({"name": name, "sha256": digest, **fields})
+        headers[name] = {"Authorization": f"Bearer {secret}"}
+    path.write_text(json.dumps({"keys": entries}))
+    return headers
+
+
+async def ask(up: Running, prompt: str, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+    # Not deterministic, so that nothing is coalesced; long enough not to be merged.
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 200, **fields}
+    return await up.client.post(COMPLETIONS, json=body, headers=headers)
+
+
+@dataclass
+class Burst:
+    """Many requests at once. By aiohttp: httpx would be the bottleneck of a process that it shares with the gateway."""
+
+    codes: list[int] = field(default_factory=list)
+    refusals: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # Retry-After, error
+
+    async def send(self, up: Running, count: int) -> None:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            await asyncio.gather(*(self._one(session, up, f"p{i}") for i in range(count)))
+
+    async def _one(self, session: aiohttp.ClientSession, up: Running, prompt: str) -> None:
+        body = {"model": MODEL, "max_tokens": 200, "prompt": prompt}
+        async with session.post(up.url + COMPLETIONS, json=body) as answer:
+            document = await answer.json()
+            self.codes.append(answer.status)
+            if answer.status != 200:
+                self.refusals.append((int(answer.headers["Retry-After"]), document["error"]))
+
+
+async def queued(up: Running, count: int) -> None:
+    while up.gateway.admission.queued < count:
+        await asyncio.sleep(0.001)
+
+
+async def test_ten_times_too_much_is_refused_and_what_is_accepted_is_served() -> None:
+    async with (
+        FakeEngine(kv_tokens=1000, slots=4, service_s=0.05) as engine,
+        serve([engine.url], admission={"max_queue_tokens": 8000, "max_wait_s": 5}) as up,
+    ):
+        rss = psutil.Process().memory_info().rss
+        burst = Burst()
+        await burst.send(up, 600)
+        assert set(burst.codes) == {200, 429}
+        served, refused = burst.codes.count(200), burst.codes.count(429)
+        assert served >= 36, burst.refusals  # what the queue holds, and what went at once
+        assert len(engine.asked(COMPLETIONS)) == served, "a refused request reached the engine"
+        assert all(retry_after >= 1 for retry_after, _ in burst.refusals)
+        assert all(error["type"] == "rate_limit_error" for _, error in burst.refusals)
+        assert await up.metric("gateway_shed_total", tenant="anonymous") == refused
+        assert psutil.Process().memory_info().rss - rss < 100 * 2**20
+        await up.settled()
+
+
+async def test_a_refusal_takes_less_than_10_ms() -> None:
+    async with (
+        FakeEngine(kv_tokens=300, slots=1) as engine,
+        serve([engine.url], admission={"max_queue_tokens": 0}) as up,
+    ):
+        engine.script(COMPLETIONS, Script(hang=True))
+        hold = asyncio.create_task(ask(up, "hold"))
+        while not engine.asked(COMPLETIONS):
+            await asyncio.sleep(0.001)
+        times = []
+        for i in range(60):
+            begin = time.perf_counter()
+            assert (await ask(up, f"p{i}")).status_code == 429
+            times.append(time.perf_counter() - begin)
+        assert statistics.median(times) < 0.010, times
+        assert len(engine.asked(COMPLETIONS)) == 1
+        hold.cancel()
+
+
+async def test_retry_after_is_within_half_of_the_real_wait() -> None:
+    # Four at a time, so sixteen a second.
+    async with (
+        FakeEngine(kv_tokens=860, slots=4, service_s=0.25) as engine,
+        serve([engine.url], admission={"max_wait_s": 60}) as up,
+    ):
+        load = [asyncio.create_task(ask(up, f"load {i}")) for i in range(120)]
+        await queued(up, 90)
+        while len(engine.asked(COMPLETIONS)) < 15:  # by then the gate has seen it drain under saturation
+            await asyncio.sleep(0.01)
+        patience = {"X-Request-Timeout-S": "0.1"}
+        begin = time.monotonic()
+        refused = await ask(up, "impatient", patience)
+        assert refused.status_code == 429
+        promised = int(refused.headers["retry-after"])
+        assert promised >= 3, "too short a wait to judge the promise by"
+        while (await ask(up, "again", patience)).status_code == 429:
+            await asyncio.sleep(0.05)
+        real = time.monotonic() - begin
+        assert 0.5 * real <= promised <= 1.5 * real, (promised, real)
+        await asyncio.gather(*load)
+
+
+async def test_500_queued_requests_of_one_key_cost_another_one_service_time_at_most(tmp_path: Path) -> None:
+    headers = keys_file(tmp_path / "keys.json", greedy={}, modest={})
+    service_s = 0.1
+    async with FakeEngine(kv_tokens=820, slots=4, service_s=service_s) as engine:
+        settings = {
+            "auth": {"disabled": False, "keys_file": str(tmp_path / "keys.json")},
+            "admission": {"max_wait_s": 600, "max_queue_tokens": 10**9},
+        }
+        async with serve([engine.url], **settings) as up:
+
+            async def median_wait() -> float:
+                times = []
+                for i in range(9):
+                    begin = time.monotonic()
+                    assert (await ask(up, f"modest {i}", headers["modest"])).status_code == 200
+                    times.append(time.monotonic() - begin)
+                return statistics.median(times)
+
+            alone = await median_wait()
+            greedy = [asyncio.create_task(ask(up, f"greedy {i}", headers["greedy"])) for i in range(500)]
+            await queued(up, 400)
+            beside = await median_wait()
+            assert beside - alone <= service_s * 1.25, (alone, beside)  # a quarter for what the machine adds
+            for task in greedy:
+                task.cancel()
+            await asyncio.gather(*greedy, return_exceptions=True)
+            await up.settled()
+
+
+async def test_a_request_cancelled_in_the_queue_never_reaches_the_engine() -> None:
+    async with FakeEngine(kv_tokens=300, slots=1) as engine, serve([engine.url]) as up:
+        engine.script(COMPLETIONS, Script(delay_s=0.3))
+        first = asyncio.create_task(ask(up, "first"))
+        while not engine.asked(COMPLETIONS):
+            await asyncio.sleep(0.001)
+        leaving = asyncio.create_task(ask(up, "leaving"))
+        await queued(up, 1)
+        leaving.cancel()
+        while up.gateway.admission.queued:
+            await asyncio.sleep(0.001)
+        await first
+        await ask(up, "next")
+        assert [seen.json["prompt"] for seen in engine.asked(COMPLETIONS)] == ["first", "next"]
+        assert await up.metric("gateway_cancelled_total", phase="queued") == 1
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "1e9", ""])
+async def test_a_deadline_that_is_none_is_a_400(up: Running, value: str) -> None:
+    answer = await ask(up, "p", {"X-Request-Timeout-S": value})
+    assert answer.status_code == 400
+    assert "X-Request-Timeout-S" in answer.json()["error"]["message"]
+
+
+async def test_the_capacity_is_the_engines_own_figure(engine: FakeEngine) -> None:
+    engine.kv_tokens = 12_345
+    async with serve([engine.url]) as up:
+        assert await up.metric("gateway_capacity_tokens") == 12_345
+
+
+async def test_the_keys_priority_reaches_an_engine_that_schedules_by_it(engine: FakeEngine, tmp_path: Path) -> None:
+    headers = keys_file(tmp_path / "keys.json", urgent={"priority": -5})
+    auth = {"disabled": False, "keys_file": str(tmp_path / "keys.json")}
+    async with serve([engine.url], auth=auth, policy={"engine_priority": True}) as up:
+        assert (await ask(up, "p", headers["urgent"])).status_code == 200
+        assert engine.asked(COMPLETIONS)[0].json["priority"] == -5
+
+
+# -- the waiting room --------------------------------------------------------------------------------------------------
+
+
+async def test_an_engines_restart_fails_no_request(engine: FakeEngine) -> None:
+    async with serve([engine.url]) as up:
+        await engine.stop()
+        requests = [asyncio.create_task(ask(up, f"p{i}")) for i in range(20)]
+        while up.gateway.edge.open < 20:
+            await asyncio.sleep(0.001)
+        await engine.start()
+        assert {answer.status_code for answer in await asyncio.gather(*requests)} == {200}
+        assert len(engine.asked(COMPLETIONS)) == 20
+        await up.settled()
+
+
+async def test_the_waiting_room_is_bounded(engine: FakeEngine) -> None:
+    async with serve([engine.url], timeouts={"reload_wait_s": 0.2}) as up:
+        await engine.stop()
+        answer = await ask(up, "p")
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        assert "engine 1 is down" in answer.json()["error"]["message"]
+        await up.settled()
+
+
+async def test_an_engine_that_never_came_up_is_a_503_at_once(engine: FakeEngine) -> None:
+    await engine.stop()
+    async with serve([engine.url], wait=False) as up:
+        async with asyncio.timeout(2):  # reload_wait_s is 120
+            answer = await ask(up, "p")
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        assert engine.url not in answer.text, "an internal address in an error body"
+        await engine.start()
+        async with asyncio.timeout(5):
+            while (await ask(up, "p")).status_code != 200:
+                await asyncio.sleep(0.02)
