@@ -18,8 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
+import orjson
 
+from gateway.engine_metrics import EngineFigures, read_engine_metrics
 from gateway.metrics import Metrics
 from gateway.progress import ForwardProgress, Sample
 from gateway.routing import Candidate
@@ -172,34 +173,36 @@ class Replicas:
             while True:
                 try:
                     await self._look(replica)
-                    replica.missed_looks = 0
-                except httpx.TimeoutException as error:
-                    # A busy engine, or a busy gateway, answers late now and then; a dead one refuses. Hence patience.
-                    replica.missed_looks += 1
-                    if replica.missed_looks >= self._settings.health.max_missed:
-                        self._set(
-                            replica, State.DOWN, f"{type(error).__name__} at {replica.missed_looks} health checks"
-                        )
-                except httpx.HTTPError as error:
-                    # Which exception it was matters more than its text: timeouts have none.
-                    self._set(replica, State.DOWN, f"{type(error).__name__} at its health check")
                 except Exception:
-                    # A page this version does not understand must not end the monitoring.
+                    # A bug must not end the monitoring: an engine nobody looks at would stay in its last state.
                     logger.exception("looking at an engine failed", extra={"fields": {"replica": replica.url}})
-                    self._set(replica, State.DOWN, "its pages can't be read")
+                    self._set(replica, State.DOWN, "looking at it failed")
                 if (probe is None or probe.done()) and self._wants_probe(replica):
-                    probe = asyncio.create_task(self._probe(replica))
+                    probe = asyncio.create_task(self._probe(replica), name=f"probe {replica.url}")
                 await asyncio.sleep(self._settings.health.interval_s)
         finally:
             if probe is not None:
                 probe.cancel()
+                await asyncio.gather(probe, return_exceptions=True)
 
     def _wants_probe(self, replica: Replica) -> bool:
         up = replica.state in (State.READY, State.HUNG, State.DRAINING)
         return up and replica.progress.quiet_for_s(self._clock()) >= self._settings.health.idle_probe_s
 
     async def _look(self, replica: Replica) -> None:
-        health = await self._client.get(f"{replica.url}/health")
+        try:
+            health = await self._client.get(f"{replica.url}/health")
+        except httpx.TimeoutException:
+            # A busy engine, or a busy gateway, answers late now and then; a dead one refuses. Hence patience.
+            replica.missed_looks += 1
+            if replica.missed_looks >= self._settings.health.max_missed:
+                self._set(replica, State.DOWN, "it does not answer its health check")
+            return
+        except httpx.HTTPError as error:
+            # Which exception it was matters more than its text: timeouts have none.
+            self._set(replica, State.DOWN, f"{type(error).__name__} at its health check")
+            return
+        replica.missed_looks = 0
         if health.status_code != 200:
             self._set(replica, State.DOWN, f"its /health says {health.status_code}")
             return
@@ -208,8 +211,11 @@ class Replicas:
             self._set(replica, State.WARMING, "it answers /health, a first token is awaited")
         await self._read_metrics(replica)
         if replica.state is State.WARMING:
-            await self._read_models(replica)
-            await self._warm_up(replica)
+            obstacle = await self._read_models(replica) or await self._warm_up(replica)
+            if obstacle:
+                self._set(replica, State.WARMING, obstacle)
+            else:
+                self._set_ready(replica, "")
         elif replica.state in (State.READY, State.DRAINING) and replica.progress.hung(self._clock()):
             stalled = replica.progress.stalled_for_s(self._clock())
             self._set(replica, State.HUNG, f"no forward progress for {stalled:.0f} s")
@@ -217,7 +223,11 @@ class Replicas:
             self._set_ready(replica, "it makes progress again")
 
     async def _read_metrics(self, replica: Replica) -> None:
-        page = await self._client.get(f"{replica.url}/metrics")
+        """Figures where the page has them. A page that can't be had or read is no fault: probes tell the rest."""
+        try:
+            page = await self._client.get(f"{replica.url}/metrics")
+        except httpx.HTTPError:
+            return
         figures = read_engine_metrics(page.text) if page.status_code == 200 else EngineFigures()
         if figures.capacity_tokens is not None and figures.capacity_tokens != replica.capacity_tokens:
             replica.capacity_tokens = figures.capacity_tokens
@@ -225,32 +235,45 @@ class Replicas:
         if figures.tokens is not None:
             replica.progress.observe(Sample(self._clock(), figures.running, figures.waiting, figures.tokens))
 
-    async def _read_models(self, replica: Replica) -> None:
-        answer = await self._client.get(f"{replica.url}/v1/models")
-        answer.raise_for_status()
-        replica.models = {model["id"]: model.get("max_model_len") for model in answer.json()["data"]}
+    async def _read_models(self, replica: Replica) -> str | None:
+        """Learn what the engine serves; what stands in the way of that, if anything."""
+        try:
+            answer = await self._client.get(f"{replica.url}/v1/models")
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__} at its /v1/models"
+        if answer.status_code in (401, 403):
+            return "it refuses the gateway's key (engine.api_key_file)"
+        models = served_models(answer.content) if answer.status_code == 200 else None
+        if not models:
+            return f"its /v1/models answered {answer.status_code} and no list of models: is it a vLLM server?"
+        replica.models = models
+        return None
 
-    async def _warm_up(self, replica: Replica) -> None:
-        answer = await self._one_token(replica)
-        if answer.status_code >= 500:
-            self._set(replica, State.WARMING, f"its first request was answered {answer.status_code}")
-        else:
-            replica.progress.probe_answered(self._clock())
-            self._set_ready(replica, "")
+    async def _warm_up(self, replica: Replica) -> str | None:
+        """Ask for a first token; what stood in the way of it, if anything."""
+        try:
+            answer = await self._one_token(replica)
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__} at its first request"
+        if answer.status_code >= 500 or answer.status_code in (401, 403, 429):
+            return f"its first request was answered {answer.status_code}"
+        replica.progress.probe_answered(self._clock())
+        return None
 
     async def _probe(self, replica: Replica) -> None:
-        replica.progress.probe_started(self._clock())
+        watch = replica.progress
+        watch.probe_started(self._clock())
         try:
             answer = await self._one_token(replica)
         except httpx.TimeoutException:
             return  # probe_started_s stays: silence is the evidence of a hung engine
         except httpx.HTTPError:
-            replica.progress.probe_failed()
+            watch.probe_failed()
             return
         if answer.status_code < 500:
-            replica.progress.probe_answered(self._clock())
+            watch.probe_answered(self._clock())
         else:
-            replica.progress.probe_failed()
+            watch.probe_failed()
 
     async def _one_token(self, replica: Replica) -> httpx.Response:
         """The smallest request that takes a forward pass: one token, or for a pooling model one embedding."""
@@ -272,63 +295,28 @@ class Replicas:
         self._set(replica, State.DRAINING if replica.drain_requested else State.READY, reason)
 
     def _set(self, replica: Replica, state: State, reason: str) -> None:
-        before, replica.reason = replica.state, reason
-        if state is before:
+        before, news = replica.state, reason != replica.reason
+        replica.state, replica.reason = state, reason
+        if state is before and not news:
             return
-        replica.state = state
         logger.warning(
             "replica state changed",
             extra={"fields": {"replica": replica.url, "from": before, "to": state, "reason": reason}},
         )
+        if state is before:
+            return
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         self._on_change()
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFigures:
-    """What the gateway reads off an engine's /metrics. `tokens` None: the page has no such counters (stats are off)."""
-
-    running: float = 0
-    waiting: float = 0
-    tokens: float | None = None
-    capacity_tokens: int | None = None
-
-
-_WANTED = (
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting{",
-    "vllm:prompt_tokens_total",
-    "vllm:generation_tokens_total",
-    "vllm:cache_config_info",
-)
-
-
-def read_engine_metrics(page: str) -> EngineFigures:
-    """Pick the few figures out of a scrape (vLLM 0.6 to 0.33; several engines behind one port are summed)."""
-    # Parsing the whole page costs milliseconds of the event loop; five series do not.
-    lines = "\n".join(line for line in page.splitlines() if line.startswith(_WANTED)) + "\n"
-    running = waiting = tokens = 0.0
-    seen_tokens = False
-    capacity: int | None = None
-    for family in text_string_to_metric_families(lines):
-        for sample in family.samples:
-            if sample.name == "vllm:num_requests_running":
-                running += sample.value
-            elif sample.name == "vllm:num_requests_waiting":
-                waiting += sample.value
-            elif sample.name in ("vllm:prompt_tokens_total", "vllm:generation_tokens_total"):
-                tokens += sample.value
-                seen_tokens = True
-            elif sample.name == "vllm:cache_config_info":
-                capacity = (capacity or 0) + _capacity(sample.labels)
-    return EngineFigures(running, waiting, tokens if seen_tokens else None, capacity or None)
-
-
-def _capacity(labels: dict[str, str]) -> int:
-    """KV cache size in tokens: told outright by newer versions, blocks times block size by all."""
-    told = labels.get("kv_cache_size_tokens", "")
-    if told.isdecimal():
-        return int(told)
-    blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-    return int(blocks) * int(size) if blocks.isdecimal() and size.isdecimal() else 0
+def served_models(body: bytes) -> dict[str, int | None] | None:
+    """Model name -> max_model_len (tokens) from an engine's /v1/models; None where the body is no such list."""
+    try:
+        listed = orjson.loads(body)["data"]
+        models = {model["id"]: model.get("max_model_len") for model in listed}
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        return None
+    if not all(isinstance(name, str) and isinstance(length, int | None) for name, length in models.items()):
+        return None
+    return models

@@ -29,11 +29,11 @@ def public_app(settings: Settings, replicas: Replicas, health: Health) -> FastAP
     app = _bare_app()
     started = int(time.time())
 
-    @app.get("/healthz")
+    @app.api_route("/healthz", methods=["GET", "HEAD"])
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/readyz")
+    @app.api_route("/readyz", methods=["GET", "HEAD"])
     async def readyz() -> JSONResponse:
         ready, reason = health.ready()
         if ready:

@@ -85,6 +85,10 @@ class FakeEngine:
         self.active = self.peak = 0
         self.counters: Counter[str] = Counter()
         self.extra_running = 0
+        self.metrics_page: str | None = None  # instead of the real figures
+        self.models_page: str | None = None
+        self.health_delay_s = 0.0
+        self.api_key: str | None = None  # /v1 asks for it
         self.gate: asyncio.Event | None = None  # streams send their headers, then wait for it
         self._thaw = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -140,9 +144,19 @@ class FakeEngine:
     # -- the engine ----------------------------------------------------------------------------------------------------
 
     async def _health(self, _: web.Request) -> web.Response:
+        await asyncio.sleep(self.health_delay_s)
         return web.Response(status=200 if self.healthy else 503)
 
-    async def _models(self, _: web.Request) -> web.Response:
+    def _keyless(self, request: web.Request) -> web.Response | None:
+        if self.api_key is None or request.headers.get("Authorization") == f"Bearer {self.api_key}":
+            return None
+        return web.json_response({"error": "Unauthorized"}, status=401)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if (refusal := self._keyless(request)) is not None:
+            return refusal
+        if self.models_page is not None:
+            return web.Response(text=self.models_page, content_type="text/html")
         data = [
             {"id": name, "object": "model", "owned_by": "vllm", "root": "/models/x", "max_model_len": MAX_MODEL_LEN}
             for name in self.models
@@ -150,6 +164,8 @@ class FakeEngine:
         return web.json_response({"object": "list", "data": data})
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        if self.metrics_page is not None:
+            return web.Response(text=self.metrics_page)
         labels = f'engine="0",model_name="{self.models[0]}"'
         config = f'block_size="16",engine="0",kv_cache_size_tokens="{self.kv_tokens}",num_gpu_blocks="1"'
         lines = [
@@ -170,6 +186,8 @@ class FakeEngine:
         document = json.loads(raw)
         seen = Seen(request.path, dict(request.headers), raw, document, time.monotonic())
         self.seen.append(seen)
+        if (refusal := self._keyless(request)) is not None:
+            return refusal
         self.active += 1
         self.peak = max(self.peak, self.active)
         try:

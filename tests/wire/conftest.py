@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvloop
 
 from gateway.__main__ import _bind, _server
 from gateway.app import Gateway
@@ -21,6 +22,11 @@ QUICK: dict[str, Any] = {
     "health": {"interval_s": 0.05, "timeout_s": 1, "idle_probe_s": 3600},
     "logs": {"access": False},
 }
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loop that serves in production."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @dataclass
@@ -64,6 +70,16 @@ class Running:
         assert all(replica.in_flight == 0 for replica in self.gateway.replicas.all), self.gateway.replicas
 
 
+async def until(holds: Callable[[], Any], within_s: float = 15) -> None:
+    """Wait until `holds()` is true; it may be async."""
+    async with asyncio.timeout(within_s):
+        while True:
+            answer = holds()
+            if await answer if asyncio.iscoroutine(answer) else answer:
+                return
+            await asyncio.sleep(0.01)
+
+
 def free_socket() -> socket.socket:
     return _bind("127.0.0.1:0", "listen")
 
@@ -82,7 +98,7 @@ async def serve(engines: list[str], wait: bool = True, **settings: Any) -> Async
     """A gateway in this event loop, on free ports."""
     async with Gateway(Settings(engines=tuple(engines), **merge(QUICK, settings))) as gateway:
         public, admin = free_socket(), free_socket()
-        servers = [_server(gateway.public), _server(gateway.admin)]
+        servers = [_server(app, gateway.settings) for app in (gateway.public, gateway.admin)]
         tasks = [asyncio.create_task(s.serve([sock])) for s, sock in zip(servers, (public, admin), strict=True)]
         urls = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in (public, admin)]
         while not all(server.started for server in servers):
