@@ -1,16 +1,14 @@
-"""Micro-batching: short completions that arrive together become one prompt list, which saves the engine's API server
-its per-request work (docs/decisions/0003 has what that gains, and when it gains nothing).
+"""Micro-batching: short requests that arrive together become one list, which saves the engine's API server its
+per-request work (docs/decisions/0003 has what that gains, and when it gains nothing).
 
-A request is mergeable when it is a completion that does not stream, asks for a short answer, and uses only fields whose
-meaning inside a prompt list is known. Mergeable requests with byte-identical parameters for one replica share a group:
+What may share a call is merging.py's to say. Requests that may, for one replica and with one key, share a group:
 
-1. nothing of ours is in flight at the replica: go alone, at once (the caller's decision, see `open_group`).
+1. nothing of ours is in flight at the replica: a request goes alone, at once (the caller sees to that).
 2. a group is open: join it; full by tokens, then by count: it leaves at once.
 3. otherwise open one; it leaves after window_ms, or as soon as the replica runs dry.
 
-A group of one goes alone with its client's own bytes. From a merged answer each client gets its own choices and the
-usage of its own tokens. If the engine refuses the merged call (4xx) or can't be reached, each member goes alone: only
-the guilty hear of it. Any other failure is everybody's, since the work may have begun.
+A group of one goes alone with its client's own bytes. If the engine refuses the merged call (4xx) or can't be reached,
+each member goes alone: only the guilty hear of it. Any other failure is everybody's, since the work may have begun.
 """
 
 import asyncio
@@ -22,31 +20,11 @@ from typing import Any, Protocol
 import orjson
 
 from gateway.errors import GatewayError, UpstreamFailedError, UpstreamUnreachableError
+from gateway.exchange import Reply
+from gateway.merging import demultiplex, group_key, merged_body
 from gateway.metrics import Metrics
 from gateway.protocol import Envelope, Kind
 from gateway.settings import Batching
-
-# Sampling parameters that a prompt list applies to each prompt as if it were alone. What is not here goes alone.
-# fmt: off
-MERGEABLE_FIELDS = frozenset({
-    "model", "prompt", "stream", "max_tokens", "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
-    "stop_token_ids", "frequency_penalty", "presence_penalty", "repetition_penalty", "logprobs", "logit_bias",
-    "user", "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens",
-    "include_stop_str_in_output", "add_special_tokens", "bad_words", "allowed_token_ids", "return_token_ids",
-    "response_format", "structured_outputs",
-})
-# fmt: on
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A whole answer, ready to send."""
-
-    status: int
-    body: bytes
-    content_type: str = "application/json"
-    retry_after: str | None = None
-    usage: tuple[int, int] | None = None  # prompt and generation tokens
 
 
 class Target(Protocol):
@@ -55,35 +33,7 @@ class Target(Protocol):
     in_flight: int
 
 
-Send = Callable[[Target, bytes, str], Awaitable[Reply]]
-
-
-def mergeable(envelope: Envelope, settings: Batching) -> bool:
-    """Whether this request may share a call at all."""
-    return (
-        envelope.kind is Kind.COMPLETIONS
-        and settings.window_ms > 0
-        and settings.max_prompts > 1
-        and not envelope.stream
-        and envelope.max_tokens is not None
-        and envelope.max_tokens <= settings.max_answer_tokens
-        and envelope.size.prompts < settings.max_prompts
-        and envelope.document.keys() <= MERGEABLE_FIELDS
-        and _prompt_list(envelope.document["prompt"]) is not None
-    )
-
-
-def group_key(envelope: Envelope, extra: bytes = b"") -> bytes:
-    """Equal for requests that may share a call: same parameters to the byte, same kind of prompt, same `extra`."""
-    parameters = {name: value for name, value in envelope.document.items() if name != "prompt"}
-    kind = b"ids" if envelope.size.ids else b"text"
-    return kind + b"\0" + extra + b"\0" + orjson.dumps(parameters, option=orjson.OPT_SORT_KEYS)
-
-
-def _prompt_list(prompt: Any) -> list[Any] | None:
-    """The prompts as a list; None for those that would fail a whole list, which go alone and hear it alone."""
-    prompts = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
-    return prompts if prompts and all(prompts) else None
+Send = Callable[[Target, Kind, bytes, str], Awaitable[Reply]]
 
 
 @dataclass(slots=True, eq=False)
@@ -95,12 +45,6 @@ class Member:
     tokens: int
     joined_s: float
     reply: asyncio.Future[Reply | None]
-
-    @property
-    def prompts(self) -> list[Any]:
-        prompts = _prompt_list(self.envelope.document["prompt"])
-        assert prompts is not None
-        return prompts
 
 
 @dataclass(slots=True, eq=False)
@@ -245,60 +189,17 @@ class MicroBatcher:
                 member.reply.set_result(reply)
 
     async def _ask(self, group: _Group, members: Sequence[Member]) -> Sequence[Reply | None]:
-        first = members[0]
-        prompts = [prompt for member in members for prompt in member.prompts]
-        document = {**first.envelope.document, **group.extra, "prompt": prompts, "return_token_ids": True}
-        reply = await self._send(group.target, orjson.dumps(document), first.request_id)
+        envelopes = [member.envelope for member in members]
+        body = merged_body(envelopes, group.extra)
+        reply = await self._send(group.target, envelopes[0].kind, body, members[0].request_id)
         if 400 <= reply.status < 500:
             self._metrics.splits.labels("refused").inc()
             return [None] * len(members)
         if reply.status != 200:
             return [reply] * len(members)
-        answer = demultiplex(reply.body, members)
+        answer = demultiplex(reply.body, envelopes, [member.request_id for member in members])
         if answer is None:
-            self._metrics.splits.labels("no_token_ids").inc()
+            self._metrics.splits.labels("no_accounting").inc()
             return [None] * len(members)
         self._metrics.merged.inc(len(members))
         return answer
-
-
-def demultiplex(body: bytes, members: Sequence[Member]) -> list[Reply] | None:
-    """Take a merged answer apart: each member's choices (prompt-major with n), reindexed, and usage of its own tokens.
-
-    None when the engine gave no token ids to account by. Raises UpstreamFailedError when the choices don't add up.
-    """
-    try:
-        document = orjson.loads(body)
-        choices = document["choices"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        raise UpstreamFailedError("the engine's answer is no completion") from None
-    n = members[0].envelope.n
-    if len(choices) != n * sum(member.envelope.size.prompts for member in members):
-        raise UpstreamFailedError("the engine answered another number of choices than were asked for")
-    choices.sort(key=lambda choice: choice["index"])
-    if not all(isinstance(choice.get("token_ids"), list) for choice in choices):
-        return None
-    replies = []
-    start = 0
-    for member in members:
-        own = choices[start : start + n * member.envelope.size.prompts]
-        start += len(own)
-        if any(choice.get("prompt_token_ids") is None for choice in own[::n]):
-            return None
-        prompt_tokens = sum(len(choice["prompt_token_ids"]) for choice in own[::n])
-        generation_tokens = sum(len(choice["token_ids"]) for choice in own)
-        for index, choice in enumerate(own):
-            choice["index"] = index
-            if not member.envelope.document.get("return_token_ids"):
-                choice["token_ids"] = choice["prompt_token_ids"] = None
-        usage = {
-            **document.get("usage", {}),
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": generation_tokens,
-            "total_tokens": prompt_tokens + generation_tokens,
-        }
-        if "prompt_tokens_details" in usage:
-            usage["prompt_tokens_details"] = None  # the engine's figure is the last prompt's only
-        whole = {**document, "id": f"cmpl-{member.request_id}", "choices": own, "usage": usage}
-        replies.append(Reply(200, orjson.dumps(whole), usage=(prompt_tokens, generation_tokens)))
-    return replies

@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from gateway.batching import Reply
 from gateway.errors import BadRequestError, PayloadTooLargeError, RequestTimeoutError, UnsupportedMediaTypeError
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Reply
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

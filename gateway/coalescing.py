@@ -9,9 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from gateway.batching import Reply
 from gateway.client import Sink
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Reply
 from gateway.metrics import Metrics
 from gateway.protocol import Envelope, Kind
 

@@ -1,8 +1,19 @@
-"""One request's record: made at the edge, filled in on the way, counted and logged once when it ends."""
+"""One request's record, filled in on its way and counted once when it ends; and the shape of a whole answer."""
 
 from dataclasses import dataclass
 
 from gateway.keys import ANONYMOUS, OTHER, Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer, ready to send."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    retry_after: str | None = None
+    usage: tuple[int, int] | None = None  # prompt and generation tokens
 
 
 @dataclass(slots=True)

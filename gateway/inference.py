@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from gateway.admission import Admission
-from gateway.batching import MicroBatcher, Reply, Target, mergeable
+from gateway.batching import MicroBatcher, Target
 from gateway.client import ClientSink, ClientWatch, Receive, Scope, Send, Sink, read_body, request_timeout_s
 from gateway.coalescing import Coalescer, deterministic
 from gateway.errors import (
@@ -28,8 +28,9 @@ from gateway.errors import (
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Reply
 from gateway.limits import TokenEstimator, request_cost
+from gateway.merging import mergeable
 from gateway.metrics import Metrics
 from gateway.protocol import HOT_ROUTES, Envelope, Kind, parse, unknown_model, with_fields
 from gateway.relay import StreamRelay, read_whole
@@ -197,12 +198,10 @@ class Inference:
             exchange.prompt_tokens, exchange.generation_tokens = reply.usage
         await sink.whole(reply)
 
-    async def _send_merged(self, target: Target, body: bytes, upstream_id: str) -> Reply:
+    async def _send_merged(self, target: Target, kind: Kind, body: bytes, upstream_id: str) -> Reply:
         assert isinstance(target, Replica)
         with self._calling(target):
-            answer: Answer = await self._upstream.post(
-                target.url + Kind.COMPLETIONS.value, body, self._headers(upstream_id)
-            )
+            answer: Answer = await self._upstream.post(target.url + kind.value, body, self._headers(upstream_id))
             return await read_whole(answer)
 
     @contextmanager

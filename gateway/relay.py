@@ -10,7 +10,6 @@ from collections.abc import Callable
 import orjson
 
 from gateway import sse
-from gateway.batching import Reply
 from gateway.client import Sink
 from gateway.errors import (
     GatewayError,
@@ -18,7 +17,7 @@ from gateway.errors import (
     UpstreamTimeoutError,
     error_body,
 )
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Reply
 from gateway.metrics import Metrics
 from gateway.protocol import Kind
 from gateway.settings import Timeouts

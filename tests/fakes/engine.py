@@ -52,6 +52,7 @@ class Script:
     gzip: bool = False
     drop_token_ids: bool = False
     drop_choice: bool = False
+    extra_usage: int = 0  # prompt tokens an embedding engine adds of its own
 
 
 @dataclass
@@ -230,7 +231,7 @@ class FakeEngine:
 
     def _answer(self, request: web.Request, document: dict[str, Any], script: Script) -> dict[str, Any]:
         if request.path == "/v1/embeddings":
-            return self._embeddings(document)
+            return self._embeddings(document, script)
         choices, usage = generate(document)
         self._count(usage)
         if script.drop_choice:
@@ -251,13 +252,13 @@ class FakeEngine:
             "usage": usage,
         }
 
-    def _embeddings(self, document: dict[str, Any]) -> dict[str, Any]:
+    def _embeddings(self, document: dict[str, Any], script: Script) -> dict[str, Any]:
         inputs = prompts_of(document.get("input"))
         data = [
             {"object": "embedding", "index": i, "embedding": [_hash(tokens, k) % 1000 / 1000 for k in range(4)]}
             for i, tokens in enumerate(map(tokenize, inputs))
         ]
-        count = sum(len(tokenize(text)) for text in inputs)
+        count = sum(len(tokenize(text)) for text in inputs) + script.extra_usage
         return {
             "object": "list",
             "data": data,

@@ -265,6 +265,45 @@ async def test_token_ids_are_stripped_unless_asked_for(engine: FakeEngine) -> No
                 assert (choice["prompt_token_ids"] is not None) == bool(asked)
 
 
+# -- embeddings --------------------------------------------------------------------------------------------------------
+
+EMBEDDINGS = "/v1/embeddings"
+
+
+async def embed(up: Running, value: Any, **fields: Any) -> httpx.Response:
+    return await up.client.post(EMBEDDINGS, json={"model": MODEL, "input": value, **fields})
+
+
+async def test_embeddings_of_token_ids_merge_and_are_accounted_exactly(engine: FakeEngine) -> None:
+    async with serve([engine.url], **LONG_WINDOW) as up:
+        first = await busy(engine, up)
+        answers = await asyncio.gather(embed(up, [1, 2, 3]), embed(up, [[4, 5], [6]]), embed(up, [7]))
+        await first
+        assert [seen.json["input"] for seen in engine.asked(EMBEDDINGS)] == [[[1, 2, 3], [4, 5], [6], [7]]]
+        assert [answer.json()["usage"]["prompt_tokens"] for answer in answers] == [3, 3, 1]
+        for value, answer in zip(([1, 2, 3], [[4, 5], [6]], [7]), answers, strict=True):
+            assert comparable(answer) == comparable(await embed(up, value))
+
+
+async def test_embeddings_of_text_go_alone_since_an_engine_tells_only_a_lists_total(engine: FakeEngine) -> None:
+    async with serve([engine.url], **LONG_WINDOW) as up:
+        first = await busy(engine, up)
+        answers = await asyncio.gather(*(embed(up, f"text {i}") for i in range(3)))
+        await first
+        assert {answer.status_code for answer in answers} == {200}
+        assert len(engine.asked(EMBEDDINGS)) == 3
+
+
+async def test_an_engine_that_adds_tokens_to_ids_gets_embeddings_alone(engine: FakeEngine) -> None:
+    async with serve([engine.url], **LONG_WINDOW) as up:
+        engine.script(EMBEDDINGS, Script(extra_usage=2))
+        first = await busy(engine, up)
+        answers = await asyncio.gather(embed(up, [1, 2, 3]), embed(up, [4]))
+        await first
+        assert [answer.json()["usage"]["prompt_tokens"] for answer in answers] == [3, 1]
+        assert len(engine.asked(EMBEDDINGS)) == 1 + 2
+
+
 # -- the property: merged or not, nobody can tell ----------------------------------------------------------------------
 
 TEXT = st.sampled_from(["hello there", "a", "你好，世界", "def f(x): return x", "x " * 40, "", f"bad {POISON}"])
@@ -300,7 +339,7 @@ async def _mix(requests: list[dict[str, Any]]) -> None:
 MERGES: list[int] = []
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(REQUEST, min_size=1, max_size=14))
 def test_for_any_mix_each_answer_is_what_its_client_would_have_got_alone(requests: list[dict[str, Any]]) -> None:
     asyncio.run(_mix(requests))
