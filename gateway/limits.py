@@ -12,20 +12,20 @@ from gateway.protocol import Envelope, PromptSize
 class TokenEstimator:
     """Prompt tokens from text sizes, learned from the usage that engines return.
 
-    A linear model over (1, characters, extra bytes), fitted by recursive least squares with forgetting, relative error
-    weighted so that long prompts don't drown short ones. Two text features suffice to tell Chinese from English; the
+    A linear model over (prompts, characters, extra bytes) whose weights drift slowly: a Kalman filter on the relative
+    error, so that long prompts don't drown short ones. Two text features suffice to tell Chinese from English; the
     constant is the chat template.
     """
 
-    # Before anything was learned: four characters a token, and CJK (two extra bytes a character) near one.
+    # Before anything was learned: a short template, four characters a token, and CJK (two extra bytes each) near one.
     PRIOR = (8.0, 0.25, 0.35)
-    FORGETTING = 0.995
+    # Variances of the prior, as multiples of the relative error's own variance (about a tenth, squared).
+    UNCERTAINTY = (1e5, 10.0, 30.0)
+    DRIFT = 1e-5  # share of the prior's uncertainty that each answer gives back, up to all of it
 
     def __init__(self) -> None:
         self.weights = list(self.PRIOR)
-        self.samples = 0
-        # Confidence in the prior, in the scaled units of `observe`: loose, so that a few dozen answers outweigh it.
-        self._covariance = [[10.0 if i == j else 0.0 for j in range(3)] for i in range(3)]
+        self._covariance = [[self.UNCERTAINTY[i] if i == j else 0.0 for j in range(3)] for i in range(3)]
 
     def estimate(self, size: PromptSize) -> int:
         """Tokens, at least one a prompt. Ids count as themselves."""
@@ -39,22 +39,23 @@ class TokenEstimator:
         """Learn from one answer's usage."""
         if not size.chars or size.ids or prompt_tokens <= 0:
             return
-        scale = 1.0 / prompt_tokens
-        x = [size.prompts * scale, size.chars * scale, size.extra_bytes * scale]
-        covariance = self._covariance
-        px = [sum(covariance[i][j] * x[j] for j in range(3)) for i in range(3)]
-        denominator = self.FORGETTING + sum(x[i] * px[i] for i in range(3))
-        gain = [value / denominator for value in px]
-        error = 1.0 - sum(self.weights[i] * x[i] for i in range(3))
-        for i in range(3):
-            # A token is never less than a quarter... of nothing: negative weights would price some text below zero.
-            self.weights[i] = max(0.0, self.weights[i] + gain[i] * error)
-        for i in range(3):
-            for j in range(3):
-                # The cap keeps directions that traffic never excites from growing without bound while others forget.
-                covariance[i][j] = (covariance[i][j] - gain[i] * px[j]) / self.FORGETTING
-            covariance[i][i] = min(covariance[i][i], 1e3)
-        self.samples += 1
+        # Unrolled: this runs once a request.
+        x0, x1, x2 = size.prompts / prompt_tokens, size.chars / prompt_tokens, size.extra_bytes / prompt_tokens
+        (p00, p01, p02), (_, p11, p12), (_, _, p22) = self._covariance
+        g0 = p00 * x0 + p01 * x1 + p02 * x2
+        g1 = p01 * x0 + p11 * x1 + p12 * x2
+        g2 = p02 * x0 + p12 * x1 + p22 * x2
+        scale = 1.0 / (1.0 + x0 * g0 + x1 * g1 + x2 * g2)
+        w0, w1, w2 = self.weights
+        error = (1.0 - w0 * x0 - w1 * x1 - w2 * x2) * scale
+        # Never below zero: no text makes a prompt shorter.
+        self.weights = [max(0.0, w0 + g0 * error), max(0.0, w1 + g1 * error), max(0.0, w2 + g2 * error)]
+        u0, u1, u2 = self.UNCERTAINTY
+        p00 = min(u0, p00 - g0 * g0 * scale + self.DRIFT * u0)
+        p11 = min(u1, p11 - g1 * g1 * scale + self.DRIFT * u1)
+        p22 = min(u2, p22 - g2 * g2 * scale + self.DRIFT * u2)
+        p01, p02, p12 = p01 - g0 * g1 * scale, p02 - g0 * g2 * scale, p12 - g1 * g2 * scale
+        self._covariance = [[p00, p01, p02], [p01, p11, p12], [p02, p12, p22]]
 
 
 def request_cost(envelope: Envelope, estimator: TokenEstimator, assumed_answer_tokens: int) -> int:

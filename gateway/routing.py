@@ -9,12 +9,14 @@ Cases, in order:
    wait, then the next in the key's own order.
 """
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 # The preferred replica is left when it holds this many times the mean load: bounded-load rendezvous.
 LOAD_BOUND = 1.25
+_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +37,29 @@ def choose(candidates: Sequence[Candidate], key: bytes | None = None) -> int | N
     if key is None:
         return min(range(len(candidates)), key=lambda i: (candidates[i].in_flight + 1) / candidates[i].weight)
     total = sum(candidate.in_flight for candidate in candidates) + 1
-    weights = sum(candidate.weight for candidate in candidates)
-    order = sorted(range(len(candidates)), key=lambda i: rank(key, candidates[i].name), reverse=True)
-    for i in order:
-        candidate = candidates[i]
-        if candidate.in_flight < LOAD_BOUND * total * candidate.weight / weights:
-            return i
-    return order[0]
+    bound = LOAD_BOUND * total / sum(candidate.weight for candidate in candidates)
+    point = _digest(key)
+    ranks = [_mix(point ^ _name_digest(candidate.name)) for candidate in candidates]
+    within = [i for i, candidate in enumerate(candidates) if candidate.in_flight < bound * candidate.weight]
+    return max(within or range(len(candidates)), key=ranks.__getitem__)
 
 
-def rank(key: bytes, name: str) -> bytes:
+def rank(key: bytes, name: str) -> int:
     """A key's preference for a replica: higher is better, and independent of which other replicas exist."""
-    return hashlib.blake2b(key, digest_size=8, person=hashlib.blake2b(name.encode(), digest_size=16).digest()).digest()
+    return _mix(_digest(key) ^ _name_digest(name))
+
+
+def _mix(value: int) -> int:
+    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014): every input bit reaches every output bit."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def _digest(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+
+
+@functools.lru_cache(maxsize=4096)
+def _name_digest(name: str) -> int:
+    return _digest(name.encode())
