@@ -37,8 +37,13 @@ lock: ## pin the newest versions the ranges of pyproject.toml allow (needs uv on
 model: engine-check .venv/.installed .venv-engine/.installed ## the small real chat model, into the user's cache (once)
 	@$(PY) -m scripts.model_fetch $(ARGS)
 
+.PHONY: demo
+demo: engine-check .venv/.installed .venv-engine/.installed ## engine, gateway and Prometheus here, and a chat through them; ARGS=--once ends after it
+	@$(PY) -m scripts.model_fetch
+	@$(PY) -m scripts.demo $(ARGS)
+
 ## ---- checks -------------------------------------------------------------------------------------------------------
-.PHONY: check lint test test-unit test-wire test-engine
+.PHONY: check lint test test-unit test-wire test-engine-args test-engine
 check: lint test ## everything a commit must pass
 
 lint: .venv/.installed ## ruff, mypy --strict, shellcheck, yamllint
@@ -47,7 +52,7 @@ lint: .venv/.installed ## ruff, mypy --strict, shellcheck, yamllint
 	.venv/bin/yamllint -s configs
 	git ls-files '*.sh' .ci/run | xargs .venv/bin/shellcheck
 
-test: test-unit test-wire test-engine ## all tests: pure rooms, real sockets, real engine
+test: test-unit test-wire test-engine-args test-engine ## all tests: pure rooms, real sockets, real engine
 
 test-unit: .venv/.installed ## the pure rooms
 	$(PY) -m pytest tests/unit $(ARGS)
@@ -55,5 +60,17 @@ test-unit: .venv/.installed ## the pure rooms
 test-wire: .venv/.installed ## the gateway over real sockets against the scripted engine
 	$(PY) -m pytest tests/wire $(ARGS)
 
+test-engine-args: install model ## profiles, flags and the memory plan against the pinned engine's own code
+	$(PY) -m pytest tests/engine_args $(ARGS)
+
 test-engine: install ## the gateway in front of a real vLLM on CPU
 	$(PY) -m pytest tests/engine $(ARGS)
+
+## ---- know the engine ----------------------------------------------------------------------------------------------
+.PHONY: plan
+plan: .venv/.installed ## where a card's memory goes: MODEL=llama3-8b-awq GPU=rtx4090, or PROFILE=llama3-8b-awq.rtx4090
+	@$(PY) -m scripts.plan $(if $(MODEL),--model '$(MODEL)') $(if $(GPU),--gpu '$(GPU)') $(if $(PROFILE),--profile '$(PROFILE)') $(ARGS)
+
+.PHONY: engine-args
+engine-args: install ## capture the pinned engine's flags, variables and metrics; VERSION=0.26.0 adds that release to the history
+	$(PY) -m scripts.engine_args $(if $(VERSION),add $(VERSION),pinned)
