@@ -50,10 +50,9 @@ def rank(key: bytes, name: str) -> int:
 
 
 def _mix(value: int) -> int:
-    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014): every input bit reaches every output bit."""
+    """One round of SplitMix64's finalizer (Steele, Lea, Flood 2014): both digests are random, their xor is not enough."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
+    return value ^ (value >> 27)
 
 
 def _digest(data: bytes) -> int:

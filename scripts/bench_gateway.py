@@ -14,13 +14,11 @@ import contextlib
 import json
 import os
 import platform
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,8 +26,8 @@ import aiohttp
 import psutil
 
 from gateway.keys import new_key
+from scripts._bench import MODEL, free_port, percentile, process, until_ready
 
-MODEL = "fake-8b"
 BODY = {"model": MODEL, "prompt": "the quick brown fox " * 8, "max_tokens": 16, "temperature": 0.7}
 
 
@@ -42,48 +40,8 @@ class Latency:
     requests: int
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 def summarize(seconds: Sequence[float]) -> Latency:
     return Latency(percentile(seconds, 0.5) * 1000, percentile(seconds, 0.99) * 1000, len(seconds))
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-@contextlib.contextmanager
-def process(*command: str, core: int, env: dict[str, str] | None = None) -> Iterator[psutil.Process]:
-    """A child pinned to one core, ended with the block."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        env={**os.environ, **(env or {})},
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
-    handle = psutil.Process(child.pid)
-    handle.cpu_affinity([core % (os.cpu_count() or 1)])
-    try:
-        yield handle
-    finally:
-        child.terminate()
-        child.wait(10)
-
-
-async def until_ready(session: aiohttp.ClientSession, url: str) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with session.get(url) as answer:
-                    if answer.status == 200:
-                        return
-            await asyncio.sleep(0.05)
 
 
 class Load:

@@ -8,6 +8,7 @@ Its "model" is a hash, so a deterministic request has one right answer, whether 
 
 import argparse
 import asyncio
+import contextlib
 import gzip
 import itertools
 import json
@@ -72,12 +73,19 @@ class FakeEngine:
     """Run it with `async with`. `url` is where it listens."""
 
     def __init__(
-        self, *, models: tuple[str, ...] = (MODEL,), kv_tokens: int = 100_000, slots: int = 256, service_s: float = 0.0
+        self,
+        *,
+        models: tuple[str, ...] = (MODEL,),
+        kv_tokens: int = 100_000,
+        slots: int = 256,
+        service_s: float = 0.0,
+        stream_slots: bool = True,
     ) -> None:
         self.models = models
         self.kv_tokens = kv_tokens
         self.service_s = service_s
         self.slots = asyncio.Semaphore(slots)
+        self.stream_slots = stream_slots
         self.healthy = True
         self.frozen = False  # counters stand still and nothing is answered, while /health says 200
         self.scripts: defaultdict[str, deque[Script]] = defaultdict(deque)
@@ -194,7 +202,7 @@ class FakeEngine:
         try:
             if self.frozen:
                 await self._thaw.wait()
-            async with self.slots:
+            async with self.slots if self.stream_slots or not document.get("stream") else contextlib.nullcontext():
                 response = await self._act(request, seen)
             seen.finished = True
             return response
@@ -441,8 +449,9 @@ def generate(document: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, 
     return choices, usage
 
 
-async def _serve_forever(port: int, token_s: float) -> None:
-    engine = FakeEngine()
+async def _serve_forever(port: int, token_s: float, service_s: float, slots: int) -> None:
+    # Streams take no slot here: a benchmark of streams and one of whole answers share this engine.
+    engine = FakeEngine(kv_tokens=10_000_000, slots=slots, service_s=service_s, stream_slots=False)
     engine.port = port
     engine.default = Script(token_s=token_s)
     async with engine:
@@ -462,6 +471,8 @@ async def events_of(stream: AsyncIterator[bytes]) -> list[bytes]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--token-s", type=float, default=0.0)
+    parser.add_argument("--token-s", type=float, default=0.0, help="between a stream's events")
+    parser.add_argument("--service-s", type=float, default=0.0, help="for a whole answer")
+    parser.add_argument("--slots", type=int, default=256, help="whole answers at a time")
     arguments = parser.parse_args()
-    asyncio.run(_serve_forever(arguments.port, arguments.token_s))
+    asyncio.run(_serve_forever(arguments.port, arguments.token_s, arguments.service_s, arguments.slots))
