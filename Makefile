@@ -28,8 +28,8 @@ engine-check: # before the first download: a machine that cannot run the engine 
 	@touch $@
 
 lock: ## pin the newest versions the ranges of pyproject.toml allow (needs uv on PATH)
-	uv pip compile -q --generate-hashes --no-header --python-version 3.11 pyproject.toml -o docker/requirements/gateway.txt $(ARGS)
-	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --extra scripts --extra dev -c docker/requirements/gateway.txt pyproject.toml -o docker/requirements/dev.txt $(ARGS)
+	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --extra tracing pyproject.toml -o docker/requirements/gateway.txt $(ARGS)
+	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --extra scripts --extra tracing --extra dev -c docker/requirements/gateway.txt pyproject.toml -o docker/requirements/dev.txt $(ARGS)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28 --excludes docker/requirements/engine-cpu.excludes docker/requirements/engine-cpu.in -o docker/requirements/engine-cpu.txt $(ARGS)
 
 ## ---- on this machine, without Docker ------------------------------------------------------------------------------

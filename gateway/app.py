@@ -2,43 +2,54 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from typing import Self
 
 from gateway.admission import Admission
-from gateway.auth import AdminToken, Authenticator
+from gateway.auth import AdminToken, Authenticator, read_secret
 from gateway.client import App, Receive, Scope, Send
+from gateway.errors import MethodNotAllowedError
+from gateway.exchange import Exchange
 from gateway.health import Health
 from gateway.inference import Inference
+from gateway.ledger import Ledger
 from gateway.metrics import Metrics
-from gateway.middleware import Edge
-from gateway.protocol import route
+from gateway.middleware import GOODBYE_S, Edge
+from gateway.protocol import HOT_ROUTES, route
 from gateway.replicas import Replicas
 from gateway.routes import admin_app, public_app
 from gateway.settings import Settings
+from gateway.tracing import make_tracing
 from gateway.upstream import Upstream
+
+logger = logging.getLogger(__name__)
 
 
 class Gateway:
     """All rooms of one gateway. `async with` it: connections and tasks live as long as the block.
 
-    `public` and `admin` are the ASGI apps to serve. Raises KeysFileError where keys or tokens can't be used.
+    `public` and `admin` are the ASGI apps to serve. Raises SettingsError where a file it names can't be used.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
-        engine_key = settings.engine.api_key_file.read_text().strip() if settings.engine.api_key_file else None
+        key_file = settings.engine.api_key_file
+        engine_key = read_secret(key_file, "engine.api_key_file") if key_file else None
         self.metrics = Metrics()
         self.authenticator = Authenticator(settings.auth, self.metrics)
         token = AdminToken(settings.auth.admin_token_file)
         self.admission = Admission(settings.admission, self.metrics, clock)
-        self.replicas = Replicas(settings, self.metrics, clock, engine_key, self._capacity_changed)
+        self.replicas = Replicas(settings, self.metrics, clock, engine_key, self._replicas_changed)
         self.upstream = Upstream(settings.timeouts, engine_key)
         self.inference = Inference(settings, self.replicas, self.admission, self.upstream, self.metrics, clock)
         health = Health(self.replicas, self.admission, self.inference)
         cold = public_app(settings, self.replicas, health)
-        self.edge = Edge(_dispatch(self.inference, cold), settings, self.authenticator, self.metrics, clock)
+        self.tracing = make_tracing(settings.tracing)
+        self.ledger = Ledger(settings.ledger.path, self.metrics) if settings.ledger.path else None
+        app = _dispatch(self.inference, cold)
+        self.edge = Edge(app, settings, self.authenticator, self.metrics, clock, self.tracing, self._ended)
         health.edge = self.edge
         self.health = health
         self.public: App = self.edge
@@ -46,6 +57,9 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(asyncio.to_thread, self.tracing.close)
+            if self.ledger is not None:
+                await stack.enter_async_context(self.ledger)
             await stack.enter_async_context(self.upstream)
             await stack.enter_async_context(self.replicas)
             follower = asyncio.create_task(self.authenticator.follow_file(), name="keys file")
@@ -56,29 +70,53 @@ class Gateway:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def drain(self) -> None:
-        """Refuse what is new, and wait until what is in flight has ended, at the longest timeouts.drain_s."""
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """Refuse what is new and wait until what is in flight has ended; cut the rest off after timeouts.drain_s.
+
+        `hurry` ends the waiting: a second signal.
+        """
         self.edge.draining = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.timeouts.drain_s):
-                await self.edge.idle.wait()
+        waits = [asyncio.create_task(event.wait()) for event in (self.edge.idle, hurry)]
+        try:
+            await asyncio.wait(waits, timeout=self.settings.timeouts.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not self.edge.idle.is_set():
+            logger.warning("requests cut off", extra={"fields": {"in_flight": self.edge.open}})
+            self.edge.cut()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2 * GOODBYE_S):
+                    await self.edge.idle.wait()
 
     def check_integrity(self) -> None:
         """Raises AssertionError where a count disagrees with what it counts."""
         self.inference.check_integrity()
 
-    def _capacity_changed(self) -> None:
+    def _ended(self, exchange: Exchange) -> None:
+        if self.ledger is not None:
+            known = exchange.model in self.settings.aliases or self.replicas.knows(exchange.model)
+            self.ledger.record(exchange, exchange.model if known else "")
+
+    def _replicas_changed(self) -> None:
         # While every engine is away the last figure stays: the waiting room still has to be bounded.
         if capacity := self.replicas.capacity_tokens:
             self.admission.set_capacity(capacity)
+        self.admission.pause(not self.replicas.ready())
 
 
 def _dispatch(hot: App, cold: App) -> App:
     """Hot POST routes past FastAPI: its stack costs more than the rest of a request together."""
 
     async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
-        app = cold if route(scope["method"], scope["path"]) is None else hot
-        await app(scope, receive, send)
+        path = scope["path"]
+        # One spelling a route, or what a proxy in front forbids could be asked for in another.
+        if path not in HOT_ROUTES or b"%" in scope["raw_path"]:
+            await cold(scope, receive, send)
+        elif route(scope["method"], path) is None:
+            raise MethodNotAllowedError("this route takes POST", allow="POST")
+        else:
+            await hot(scope, receive, send)
 
     return dispatch
 

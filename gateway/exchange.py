@@ -1,6 +1,6 @@
 """One request's record, filled in on its way and counted once when it ends; and the shape of a whole answer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.keys import ANONYMOUS, OTHER, Tenant
 
@@ -34,6 +34,8 @@ class Exchange:
     generation_tokens: int = 0
     phase: str = "reading"  # reading, queued, waiting, streaming: where a leaving client was
     failure: str = ""  # cause label of an upstream failure
+    refused: bool = False  # by admission, a key's limits, or for want of an engine
+    trace: dict[str, str] = field(default_factory=dict)  # trace context headers for the engine
 
     @property
     def tenant_label(self) -> str:

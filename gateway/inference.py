@@ -66,6 +66,7 @@ class Inference:
         self.estimator = TokenEstimator()
         self.batcher = MicroBatcher(settings.batching, metrics, self._send_merged, clock)
         self.coalescer = Coalescer(metrics, self._serve, clock)
+        self._traces: dict[str, dict[str, str]] = {}  # by upstream id: trace context of requests under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["state"]["exchange"]
@@ -109,11 +110,15 @@ class Inference:
         exchange.phase = "queued"
         with await self._admission.acquire(exchange.owner, tokens, deadline_s) as lease:
             exchange.phase = "waiting"
+            if exchange.trace:
+                self._traces[exchange.upstream_id] = exchange.trace
             try:
                 async with asyncio.timeout(deadline_s - self._clock()) as limit:
                     await self._answer(exchange, envelope, sink, tokens, limit)
             except TimeoutError:
                 raise UpstreamTimeoutError("the request took longer than its deadline") from None
+            finally:
+                self._traces.pop(exchange.upstream_id, None)
             if exchange.prompt_tokens:
                 lease.used_tokens = exchange.prompt_tokens + exchange.generation_tokens
         if exchange.prompt_tokens:
@@ -128,7 +133,8 @@ class Inference:
             replica = await self._route(envelope, tried)
             exchange.replica = replica.url
             try:
-                if replica.in_flight and mergeable(envelope, self._settings.batching):
+                alone = not replica.in_flight or exchange.owner.prompt_tokens_details
+                if not alone and mergeable(envelope, self._settings.batching):
                     reply = await self.batcher.submit(replica, envelope, exchange.upstream_id, tokens, added)
                     if reply is not None:
                         await self._deliver(exchange, reply, sink)
@@ -227,8 +233,8 @@ class Inference:
         return fields
 
     def _headers(self, upstream_id: str) -> dict[str, str]:
-        # An allow-list by construction: nothing of the client's own headers goes on.
-        return {"X-Request-Id": upstream_id}
+        # An allow-list by construction: of the client's own headers only a checked trace context goes on.
+        return {"X-Request-Id": upstream_id, **self._traces.get(upstream_id, {})}
 
 
 def _affinity(envelope: Envelope) -> bytes:

@@ -40,6 +40,9 @@ class Key(BaseModel):
     requests_per_minute: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)
     concurrent: int | None = Field(None, ge=1)
+    prompt_tokens_details: bool = Field(
+        False, description="Answers carry usage.prompt_tokens_details where the engine has them: never merged."
+    )
 
     @field_validator("name")
     @classmethod
@@ -66,6 +69,7 @@ class Tenant:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent: int | None = None
+    prompt_tokens_details: bool = False
 
 
 ANONYMOUS = Tenant("anonymous")  # everybody, where auth is disabled
@@ -77,8 +81,6 @@ class Keyring:
 
     def __init__(self, keys: Sequence[Key]) -> None:
         self._by_digest = {bytes.fromhex(key.sha256): (_tenant(key), key.expires) for key in keys}
-        if len(self._by_digest) != len(keys):
-            raise KeysFileError("two entries have the same sha256")
 
     def __len__(self) -> int:
         return len(self._by_digest)
@@ -95,9 +97,7 @@ class Keyring:
 
 
 def _tenant(key: Key) -> Tenant:
-    return Tenant(
-        key.name, key.group, key.priority, key.weight, key.requests_per_minute, key.tokens_per_minute, key.concurrent
-    )
+    return Tenant(**key.model_dump(exclude={"sha256", "created", "expires"}))
 
 
 def new_key() -> tuple[str, str]:
@@ -107,24 +107,27 @@ def new_key() -> tuple[str, str]:
 
 
 def parse_keys(content: bytes, origin: str) -> KeysFile:
-    """Raises KeysFileError naming the entry and what was expected."""
+    """Raises KeysFileError naming the entry and what was expected, and nothing of what was found: it may be a key."""
     try:
         return KeysFile.model_validate(orjson.loads(content))
     except orjson.JSONDecodeError as error:
-        raise KeysFileError(f"{origin}: expected JSON: {error}") from None
+        raise KeysFileError(f"{origin}: expected JSON: {error.msg} at byte {error.pos}") from None
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise KeysFileError(f"{origin}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+        where = ".".join(str(part) if part in _KNOWN_FIELDS or isinstance(part, int) else "…" for part in first["loc"])
+        raise KeysFileError(f"{origin}: {where or 'top'}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+_KNOWN_FIELDS = frozenset({"keys", *Key.model_fields})
 
 
 def read_keyring(path: Path) -> Keyring:
-    """Raises KeysFileError, also where the file holds no key: an empty file would lock everybody out unnoticed."""
+    """The keys in a file. Raises KeysFileError if it can't be used; a file that says outright "no keys" can."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise KeysFileError(f"{path}: {error.strerror}; expected the file `make keys NAME=app1` writes") from None
     keys = parse_keys(content, str(path)).keys
-    if not keys:
-        raise KeysFileError(f"{path}: holds no key; add one with `make keys NAME=app1`")
+    if len({key.sha256 for key in keys}) != len(keys):
+        raise KeysFileError(f"{path}: two entries have the same sha256; expected each key once")
     return Keyring(keys)

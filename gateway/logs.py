@@ -3,6 +3,8 @@
 import datetime
 import logging
 import sys
+import traceback
+from types import TracebackType
 from typing import Any
 
 import orjson
@@ -22,8 +24,23 @@ class JsonFormatter(logging.Formatter):
         if isinstance(fields, dict):
             line.update(fields)
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = _exception(record.exc_info)
         return orjson.dumps(line, default=str).decode()
+
+
+def _exception(
+    info: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
+) -> dict[str, Any]:
+    """Type and frames, of its causes as well. Not the message: parsers and validators quote what they were given."""
+    chain: list[dict[str, Any]] = []
+    error = info[1]
+    while error is not None and len(chain) < 5:
+        frames = [
+            f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
+        ]
+        chain.append({"type": f"{type(error).__module__}.{type(error).__qualname__}", "frames": frames[-20:]})
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return {"chain": chain}
 
 
 def configure(level: str) -> None:
@@ -33,9 +50,10 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "httpx", "httpcore", "asyncio", "aiohttp"):
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
         logger.handlers = []
         logger.propagate = True
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # Libraries speak of requests at their lower levels, headers included.
+    for name in ("uvicorn", "httpx", "httpcore", "asyncio", "aiohttp", "opentelemetry", "urllib3", "requests"):
+        logging.getLogger(name).setLevel(logging.WARNING)

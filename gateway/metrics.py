@@ -82,6 +82,12 @@ class Metrics:
         self.keys_file_bad = gauge(
             "keys_file_bad", "1 while the keys file on disk is unusable and an older one is in force."
         )
+        self.keys = gauge("keys", "Keys in force, expired ones included; 0 with auth disabled, too.")
+        # The usage ledger.
+        self.ledger_failures = counter(
+            "ledger_failures_total", "Commits of the usage ledger that failed; kept and tried again."
+        )
+        self.ledger_pending = gauge("ledger_pending_rows", "Rows of usage counted and not yet on disk.")
 
     def page(self) -> bytes:
         """The text exposition of all of it."""

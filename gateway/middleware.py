@@ -5,6 +5,7 @@ were asked for, and counts and logs the request once when it ends.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -12,49 +13,87 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.auth import Authenticator
-from gateway.client import App, ClientGoneError, Message, Receive, Scope, Send, header, respond
-from gateway.errors import GatewayError, UnavailableError, UpstreamFailedError, UpstreamTimeoutError, error_body
+from gateway.client import App, ClientGoneError, Headers, Message, Receive, Scope, Send, header, respond
+from gateway.errors import (
+    GatewayError,
+    OverloadedError,
+    UnavailableError,
+    UpstreamFailedError,
+    UpstreamTimeoutError,
+    error_body,
+)
 from gateway.exchange import Exchange
 from gateway.metrics import Metrics
 from gateway.protocol import HOT_ROUTES, Kind
 from gateway.settings import Settings
+from gateway.sse import error_event
+from gateway.tracing import Tracing
 
 access_logger = logging.getLogger("gateway.access")
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # no key: load balancers ask here
 _OTHER_ROUTES = frozenset({"/v1/models", *OPEN_PATHS})
+GOODBYE_S = 1.0  # for a last word to a client at shutdown; one that does not read is not waited for
 _FIT_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Edge:
-    """Wraps the public app. `draining` is set once, at shutdown; `idle` is set while no request is open."""
+    """Wraps the public app. `draining` is set once, at shutdown; `idle` is set while no request is open.
+
+    `on_end` is told of every request that ended, whatever became of it.
+    """
 
     def __init__(
-        self, app: App, settings: Settings, authenticator: Authenticator, metrics: Metrics, clock: Callable[[], float]
+        self,
+        app: App,
+        settings: Settings,
+        authenticator: Authenticator,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        tracing: Tracing,
+        on_end: Callable[[Exchange], None],
     ) -> None:
         self._app = app
         self._authenticator = authenticator
         self._metrics = metrics
         self._clock = clock
+        self._tracing = tracing
+        self._on_end = on_end
         self._origins = frozenset(origin.encode() for origin in settings.cors.allow_origins)
         self._log = settings.logs.access
+        self._tasks: set[asyncio.Task[Any]] = set()  # one for each request that has come and not ended
+        self._cut = False
         self.draining = False
-        self.open = 0  # requests that have come and not ended
         self.idle = asyncio.Event()
         self.idle.set()
+
+    @property
+    def open(self) -> int:
+        return len(self._tasks)
+
+    def cut(self) -> None:
+        """End every open request now: an error where nothing was sent yet, an error event in a stream."""
+        self._cut = True
+        for task in self._tasks:
+            task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"the gateway speaks HTTP only, not {scope['type']}")
         exchange = _exchange(scope, self._clock())
         scope.setdefault("state", {})["exchange"] = exchange
-        self.open += 1
+        self._tracing.begin(exchange, scope["headers"])
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         self.idle.clear()
         extra = [(b"x-request-id", exchange.request_id.encode())]
-        origin = header(scope, b"origin") if self._origins else None
-        if origin is not None and origin in self._origins:
-            extra += [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+        origin = self._allowed_origin(scope)
+        if self._origins:
+            extra.append((b"vary", b"Origin"))
+        if origin is not None:
+            extra += [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED)]
         started = False
 
         async def outward(message: Message) -> None:
@@ -66,44 +105,68 @@ class Edge:
             await send(message)
 
         try:
-            if self._is_preflight(scope, origin):
-                await respond(outward, 204, _PREFLIGHT_HEADERS, b"")
+            if origin is not None and (headers := _preflight_headers(scope)):
+                await respond(outward, 204, headers, b"")
                 return
-            await self._admit(scope, exchange)
+            self._admit(scope, exchange)
             await self._app(scope, receive, outward)
         except ClientGoneError:
             self._metrics.cancelled.labels(exchange.phase).inc()
             exchange.status = exchange.status or 499  # as nginx logs it: nobody received it
         except GatewayError as error:
             await self._refuse(error, exchange, outward, started)
+        except asyncio.CancelledError:
+            if not self._cut:
+                exchange.status = exchange.status or 499
+                raise
+            task.uncancel()
+            await self._say_goodbye(exchange, outward, started)
         except Exception:
             # A bug. The client gets the shape it knows, the log gets the trace.
             logger.exception("unexpected failure", extra={"fields": {"request_id": exchange.request_id}})
             await self._refuse(GatewayError("the gateway failed unexpectedly"), exchange, outward, started)
         finally:
-            self.open -= 1
-            if not self.open:
+            self._tasks.discard(task)
+            if not self._tasks:
                 self.idle.set()
             self._finish(exchange)
 
-    async def _admit(self, scope: Scope, exchange: Exchange) -> None:
+    def _admit(self, scope: Scope, exchange: Exchange) -> None:
         if scope["path"] in OPEN_PATHS:
             return
         exchange.tenant = self._authenticator.authenticate(scope)
         if self.draining:
             raise UnavailableError("the gateway is shutting down", code="draining", retry_after_s=5)
 
-    def _is_preflight(self, scope: Scope, origin: bytes | None) -> bool:
-        asked = header(scope, b"access-control-request-method")
-        return scope["method"] == "OPTIONS" and origin in self._origins and asked is not None
+    def _allowed_origin(self, scope: Scope) -> bytes | None:
+        """What access-control-allow-origin has to say; None where the browser gets no permission."""
+        if not self._origins:
+            return None
+        origin = header(scope, b"origin")
+        if origin is None or b"*" in self._origins:
+            return None if origin is None else b"*"
+        return origin if origin in self._origins else None
+
+    async def _say_goodbye(self, exchange: Exchange, outward: Send, started: bool) -> None:
+        error = UnavailableError("the gateway was shut down", code="draining", retry_after_s=5)
+        exchange.failure = exchange.failure or "shutdown"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                if exchange.answered_s is None:
+                    await self._refuse(error, exchange, outward, started)
+                    return
+                anthropic = exchange.route == Kind.MESSAGES.value
+                event = error_event(error_body(error, anthropic=anthropic), anthropic=anthropic)
+                await outward({"type": "http.response.body", "body": event, "more_body": False})
 
     async def _refuse(self, error: GatewayError, exchange: Exchange, outward: Send, started: bool) -> None:
+        exchange.refused = isinstance(error, OverloadedError | UnavailableError)
         if isinstance(error, UpstreamFailedError | UpstreamTimeoutError):
             exchange.failure = exchange.failure or type(error).__name__.removesuffix("Error")
         if started:
-            # The status has gone out; breaking the framing off is the only honest signal left.
+            # The status has gone out. An answer left incomplete, its framing broken off, is the only honest signal.
             logger.warning("failed after the answer began", extra={"fields": {"request_id": exchange.request_id}})
-            raise error
+            return
         headers = [(b"content-type", b"application/json"), *error.headers()]
         if error.status in (408, 413):
             headers.append((b"connection", b"close"))  # the rest of the body may still be on its way
@@ -124,20 +187,35 @@ class Edge:
             if exchange.prompt_tokens:
                 metrics.tokens.labels(tenant, "prompt").inc(exchange.prompt_tokens)
                 metrics.tokens.labels(tenant, "generation").inc(exchange.generation_tokens)
+        self._tracing.end(exchange)
+        self._on_end(exchange)
         if self._log and route not in OPEN_PATHS:
             access_logger.info("request", extra={"fields": _access_fields(exchange, now)})
 
 
-_PREFLIGHT_HEADERS = [
-    (b"access-control-allow-methods", b"GET, POST"),
-    (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-request-id, x-request-timeout-s"),
-    (b"access-control-max-age", b"600"),
-]
+_EXPOSED = b"x-request-id, retry-after"
+_HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,2000}")
+
+
+def _preflight_headers(scope: Scope) -> Headers | None:
+    """The permission a browser asks for before the request itself; None where this is no such question.
+
+    Every header is permitted: what the gateway does not know, it drops. SDKs in browsers send many of their own.
+    """
+    if scope["method"] != "OPTIONS" or header(scope, b"access-control-request-method") is None:
+        return None
+    asked = header(scope, b"access-control-request-headers") or b""
+    return [
+        (b"access-control-allow-methods", b"GET, POST"),
+        (b"access-control-allow-headers", asked if _HEADER_NAMES.fullmatch(asked) else b"authorization, content-type"),
+        (b"access-control-max-age", b"600"),
+    ]
 
 
 def _exchange(scope: Scope, now: float) -> Exchange:
     path = scope["path"]
-    route = path if path in HOT_ROUTES or path in _OTHER_ROUTES else "other"
+    known = path in HOT_ROUTES or path in _OTHER_ROUTES
+    route = path if known and b"%" not in scope["raw_path"] else "other"
     sent = header(scope, b"x-request-id")
     fresh = os.urandom(16).hex()
     if sent is not None and _FIT_ID.fullmatch(sent):
@@ -152,7 +230,7 @@ def _access_fields(exchange: Exchange, now: float) -> dict[str, Any]:
         "route": exchange.route,
         "status": exchange.status,
         "tenant": exchange.tenant_label,
-        "model": exchange.model,
+        "model": exchange.model[:200],  # the client's words, until an engine is found for them
         "replica": exchange.replica,
         "ms": round((now - exchange.arrived_s) * 1000, 1),
         "prompt_tokens": exchange.prompt_tokens,

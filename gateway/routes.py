@@ -1,11 +1,11 @@
 """The routes that are not hot: models and health in public; metrics, status and drain on the admin address. FastAPI."""
 
 import time
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Body, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.exceptions import HTTPException
 
 from gateway.auth import AdminToken
@@ -14,6 +14,7 @@ from gateway.errors import (
     GatewayError,
     MethodNotAllowedError,
     NotFoundError,
+    PayloadTooLargeError,
     UnauthorizedError,
     error_object,
 )
@@ -22,6 +23,8 @@ from gateway.metrics import Metrics
 from gateway.protocol import unknown_model
 from gateway.replicas import Replicas
 from gateway.settings import Settings
+
+MAX_ADMIN_BODY_BYTES = 65536
 
 
 def public_app(settings: Settings, replicas: Replicas, health: Health) -> FastAPI:
@@ -80,15 +83,37 @@ def admin_app(metrics: Metrics, replicas: Replicas, health: Health, token: Admin
         return health.status()
 
     @app.post("/drain")
-    async def drain(
-        request: Request, replica: Annotated[str, Body(embed=True)], on: Annotated[bool, Body(embed=True)] = True
-    ) -> dict[str, Any]:
-        require_token(request)
-        if not replicas.drain(replica, on):
+    async def drain(request: Request) -> dict[str, Any]:
+        require_token(request)  # before the body is read: it may be anybody's, and endless
+        order = await _drain_order(request)
+        if not replicas.drain(order.replica, order.on):
             raise BadRequestError("no replica has this URL; GET /status lists them", param="replica")
         return health.status()
 
     return app
+
+
+class _DrainOrder(BaseModel):
+    """The body of POST /drain."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    replica: str
+    on: bool = True
+
+
+async def _drain_order(request: Request) -> _DrainOrder:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_ADMIN_BODY_BYTES:
+            raise PayloadTooLargeError(f"at most {MAX_ADMIN_BODY_BYTES} bytes of body are accepted")
+    try:
+        return _DrainOrder.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        param = ".".join(str(part) for part in first["loc"])
+        raise BadRequestError(f'expected {{"replica": URL, "on": true}}: {first["msg"]}', param=param) from None
 
 
 def _bare_app() -> FastAPI:
@@ -109,14 +134,12 @@ def _bare_app() -> FastAPI:
             return _rendered(NotFoundError("there is no such route here"))
         return _rendered(BadRequestError(str(error.detail)))
 
-    async def validation_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        return _rendered(BadRequestError(first["msg"], param=".".join(str(part) for part in first["loc"][1:])))
+    async def unexpected(_: Request, error: Exception) -> Response:
+        return _rendered(GatewayError("the gateway failed unexpectedly"))  # who serves the app logs the error
 
+    app.add_exception_handler(Exception, unexpected)
     app.add_exception_handler(GatewayError, gateway_error)
     app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(RequestValidationError, validation_error)
     return app
 
 
