@@ -28,9 +28,7 @@ def test_a_machine_with_everything_is_accepted() -> None:
         ({"free_gib": 1.25}, ["4 GiB", "1.2"]),
     ],
 )
-def test_each_missing_thing_is_one_line_that_names_what_was_found(
-    change: dict[str, object], names: list[str]
-) -> None:
+def test_each_missing_thing_is_one_line_that_names_what_was_found(change: dict[str, object], names: list[str]) -> None:
     line = refusal(replace(GOOD, **change))  # type: ignore[arg-type]
     assert line is not None
     assert "\n" not in line

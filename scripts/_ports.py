@@ -1,0 +1,41 @@
+"""Which ports are free, and who holds those that are not."""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+
+HOST = "127.0.0.1"
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen there now (TIME_WAIT does not count, as for servers)."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def free_port() -> int:
+    """A port nobody listens on now; the kernel hands it out again only much later."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def holder(port: int) -> str:
+    """Who listens on the port: "NAME (pid N)", or "another process" where the system does not say."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
+                if connection.pid is None:
+                    break
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        pass
+    return "another process"
