@@ -6,7 +6,11 @@ State: `in-flight` tokens and requests (open leases) and, per tenant, the waitin
 2. its predicted wait passes its deadline: refused, with the time after which it would not have been.
 3. the queue is full: the tenant that fills it most, relative to its weight, gives up its newest waiting request;
    if that is the arriving one, it is refused.
-4. otherwise it waits. Tenants are served by deficit round robin on tokens, each tenant in order of arrival.
+4. otherwise it waits, max_wait_s at the longest. Tenants are served by deficit round robin on tokens, each tenant in
+   order of arrival.
+
+While no engine is ready (`paused`) nothing can be predicted and max_wait_s does not run: a request then waits until its
+own deadline, since a restart takes longer than any queue should.
 
 `_next()` decides who goes; `acquire` and `Lease.close` do the waiting and waking. One event loop, so no locks.
 """
@@ -59,6 +63,8 @@ class _Waiter:
     tokens: int
     queued_s: float
     granted: asyncio.Future[Lease]
+    deadline_s: float
+    timeout: asyncio.Timeout | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +102,7 @@ class Admission:
         self._drain = DrainRate()
         self._residence = Residence()
         self._saturated_since_s: float | None = None
+        self._paused = False
         metrics.queued_requests.set_function(lambda: self.queued)
         metrics.queued_tokens.set_function(lambda: self.queued_tokens)
         metrics.in_flight_requests.set_function(lambda: self.in_flight)
@@ -120,6 +127,17 @@ class Admission:
             self.capacity_tokens = tokens
             self._grant()
 
+    def pause(self, paused: bool) -> None:
+        """No engine is ready, or one is again."""
+        if paused is self._paused:
+            return
+        self._paused = paused
+        now = self._clock()
+        self._mark_saturation(now)  # a standstill says nothing about the pace
+        for line in self._lines.values():
+            for waiter in line.waiters:
+                self._set_timeout(waiter, now)
+
     async def acquire(self, tenant: Tenant, tokens: int, deadline_s: float) -> Lease:
         """Wait for a lease on `tokens`, at the longest until `deadline_s` on this admission's clock.
 
@@ -139,7 +157,7 @@ class Admission:
         if not self._lines and self._fits(tokens):
             return self._lease(tenant.name, tokens, now)
         wait_s = self.predicted_wait_s(tenant, tokens)
-        allowed_s = min(deadline_s - now, self._settings.max_wait_s)
+        allowed_s = self._allowed_s(deadline_s, now)
         if wait_s is not None and wait_s > allowed_s:
             raise self._refusal(
                 "predicted_wait", tenant, f"would wait {wait_s:.1f} s, {allowed_s:.1f} s allowed", wait_s - allowed_s
@@ -148,19 +166,20 @@ class Admission:
         line = self._lines.get(tenant.name)
         if line is None:
             line = self._lines[tenant.name] = _Line(tenant.weight)
-        waiter = _Waiter(tokens, now, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(tokens, now, asyncio.get_running_loop().create_future(), deadline_s)
         line.waiters.append(waiter)
         line.tokens += tokens
         self.queued_tokens += tokens
         self._mark_saturation(now)
         lease: Lease | None = None
         try:
-            async with asyncio.timeout(allowed_s):
+            async with asyncio.timeout(allowed_s) as waiter.timeout:
                 lease = await waiter.granted
             return lease
         except TimeoutError:
+            waited_s = self._clock() - now
             raise self._refusal(
-                "waited_too_long", tenant, f"waited {allowed_s:.1f} s in the queue", self._backlog_s()
+                "waited_too_long", tenant, f"waited {waited_s:.1f} s in the queue", self._backlog_s()
             ) from None
         finally:
             if lease is None:
@@ -172,7 +191,7 @@ class Admission:
     def predicted_wait_s(self, tenant: Tenant, tokens: int) -> float | None:
         """Seconds until `tokens` more of this tenant would be admitted; None while nothing is known of the pace."""
         rate = self.drain_tokens_per_s
-        if rate is None:
+        if rate is None or self._paused:
             return None
         own = self._lines.get(tenant.name)
         own_tokens = (own.tokens if own else 0) + tokens
@@ -270,7 +289,15 @@ class Admission:
         self._mark_saturation(self._clock())
 
     def _mark_saturation(self, now: float) -> None:
-        self._saturated_since_s = now if self._lines else None
+        self._saturated_since_s = now if self._lines and not self._paused else None
+
+    def _allowed_s(self, deadline_s: float, now: float) -> float:
+        """How long a request may wait from now on."""
+        return deadline_s - now if self._paused else min(deadline_s - now, self._settings.max_wait_s)
+
+    def _set_timeout(self, waiter: _Waiter, now: float) -> None:
+        if waiter.timeout is not None and not waiter.timeout.expired():
+            waiter.timeout.reschedule(asyncio.get_running_loop().time() + self._allowed_s(waiter.deadline_s, now))
 
     def _make_room(self, tenant: Tenant, tokens: int) -> None:
         """Case 3 above. Evicts newest first, so that whoever waited longest keeps its place."""

@@ -1,4 +1,4 @@
-"""Soak: an hour of a thousand open streams, then ten minutes of ten times too much. Does memory grow, does a count drift?
+"""Soak: an hour of a thousand open streams, then ten minutes of ten times too much. Does anything grow or drift?
 
 Starts the scripted engine and a gateway with the shipped settings, in processes of their own.
 

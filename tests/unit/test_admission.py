@@ -243,6 +243,37 @@ async def test_max_in_flight_holds_whatever_the_sizes(clock: Clock) -> None:
     assert await granted(tasks) == 1
 
 
+async def test_while_no_engine_is_ready_max_wait_does_not_run(clock: Clock) -> None:
+    gate = admission(clock, max_wait_s=0.02)
+    lease = await gate.acquire(ONE, 100, FAR)
+    before = await waiting(gate, ONE, 100)
+    gate.pause(True)
+    during = await waiting(gate, ONE, 100)
+    await asyncio.sleep(0.05)  # the claim is about time: max_wait_s has long passed
+    assert gate.queued == 2
+    gate.pause(False)  # from now on it runs again
+    lease.close()
+    assert await granted(before) == 1
+    with pytest.raises(OverloadedError, match="in the queue"):
+        await during[0]
+    gate.check_integrity()
+
+
+async def test_a_pause_is_no_saturation(clock: Clock) -> None:
+    gate = admission(clock)
+    lease = await gate.acquire(ONE, 100, FAR)
+    tasks = await waiting(gate, ONE, 100, 3)
+    for pause_s in (0, 1000, 0):
+        gate.pause(True)
+        clock.now += pause_s
+        gate.pause(False)
+        clock.now += 1
+        lease.close()
+        await granted(tasks)
+        lease = next(task.result() for task in tasks if task.done() and task.result().open)
+    assert gate.drain_tokens_per_s == pytest.approx(100, rel=0.01)
+
+
 LIMITED = Tenant("limited", requests_per_minute=2, tokens_per_minute=300, concurrent=1)
 
 

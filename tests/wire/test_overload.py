@@ -144,8 +144,11 @@ async def test_500_queued_requests_of_one_key_cost_another_one_service_time_at_m
             alone = await median_wait()
             greedy = [asyncio.create_task(ask(up, f"greedy {i}", headers["greedy"])) for i in range(500)]
             await queued(up, 400)
+            begin, served = time.monotonic(), len(engine.asked(COMPLETIONS))
             beside = await median_wait()
-            assert beside - alone <= service_s * 1.25, (alone, beside)  # a quarter for what the machine adds
+            # The service time as it really was with 500 clients in the engine's own process: four at a time.
+            real_s = 4 * (time.monotonic() - begin) / (len(engine.asked(COMPLETIONS)) - served)
+            assert beside - alone <= real_s * 1.25, (alone, beside, real_s)
             for task in greedy:
                 task.cancel()
             await asyncio.gather(*greedy, return_exceptions=True)
@@ -202,6 +205,22 @@ async def test_an_engines_restart_fails_no_request(engine: FakeEngine) -> None:
         await engine.start()
         assert {answer.status_code for answer in await asyncio.gather(*requests)} == {200}
         assert len(engine.asked(COMPLETIONS)) == 20
+        await up.settled()
+
+
+async def test_nor_does_it_fail_what_waited_behind_those_in_flight() -> None:
+    """A queue that may wait 0.3 s survives a restart that takes longer."""
+    async with (
+        FakeEngine(kv_tokens=450, service_s=0.01) as engine,
+        serve([engine.url], admission={"max_wait_s": 0.3}) as up,
+    ):
+        await engine.stop()
+        requests = [asyncio.create_task(ask(up, f"p{i}")) for i in range(12)]
+        while up.gateway.edge.open < 12 or not up.gateway.admission.queued:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.5)  # the restart, longer than max_wait_s
+        await engine.start()
+        assert {answer.status_code for answer in await asyncio.gather(*requests)} == {200}
         await up.settled()
 
 
