@@ -20,7 +20,7 @@ from scripts.planner.catalog import find_model
 from scripts.planner.gpus import Gpu, find_gpu, load_gpus
 from scripts.planner.memory import Part, Plan, plan_cpu, plan_gpu
 from scripts.planner.model import Model
-from scripts.planner.numbers import GIB, human_int, positive_float, positive_int
+from scripts.planner.numbers import GIB, positive_float, positive_int
 from scripts.planner.render import as_json, text, verdict
 from scripts.planner.settings import PROFILES, Settings, apply_profile, checked, default_settings, read_profile
 from scripts.planner.suggest import profile_text, suggest
@@ -50,8 +50,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--attention-backend", help="as vLLM spells it")
     parser.add_argument("--kv-cache-gib", help="a pool of this size (the CPU build's VLLM_CPU_KVCACHE_SPACE)")
     parser.add_argument("--total-gib", help="the card's memory as your engine logged it at start-up")
-    parser.add_argument("--used-gib", help="what other programs (a desktop) hold of the card")
-    parser.add_argument("--contexts", default="1024,2048,4096,8192", help="request lengths to show")
+    parser.add_argument("--used-gib", default="0", help="what other programs (a desktop) hold of the card")
+    parser.add_argument("--contexts", help="request lengths to show (1024,2048,4096,8192)")
     parser.add_argument("--verify", metavar="URL", help="compare with the engine running there")
     parser.add_argument("--tolerance", default="2", help="percent the engine may differ by (2)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -71,10 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     profile_path, model_name, gpu_name = _subject(args)
     model, weights = find_model(model_name)
-    gpu = None if gpu_name == "cpu" else _card(args, gpu_name)
+    gpu = None if gpu_name.lower() == "cpu" else _card(args, gpu_name)
     report = _report(args.verify) if args.verify else None
     settings = _settings(args, profile_path, model, gpu, report)
-    used = round(positive_float(args.used_gib, "--used-gib") * GIB) if args.used_gib else 0
+    used = round(positive_float(args.used_gib, "--used-gib", zero=True) * GIB)
     again = _planner(model, gpu, weights, used)
     plan = again(settings)
     contexts = _contexts(args.contexts, plan)
@@ -132,14 +132,14 @@ def _settings(
     pool = args.kv_cache_gib or (os.environ.get("VLLM_CPU_KVCACHE_SPACE") if gpu is None else None)
     if pool:
         settings = replace(settings, kv_cache_bytes=round(positive_float(pool, "--kv-cache-gib") * GIB))
-    if report is not None:
-        settings = replace(
+    if report is not None:  # the engine runs with them, so there is nothing to refuse
+        return replace(
             settings,
             block_size=report.block_size,
             kv_cache_dtype=report.cache_dtype,
             max_model_len=report.max_model_len or settings.max_model_len,
             utilization=report.utilization or settings.utilization,
-            kv_cache_bytes=settings.kv_cache_bytes or report.kv_cache_bytes,
+            kv_cache_bytes=report.kv_cache_bytes or settings.kv_cache_bytes,
         )
     return checked(settings, model, cpu=gpu is None)
 
@@ -150,9 +150,15 @@ def _planner(model: Model, gpu: Gpu | None, weights: Part, used: int) -> Callabl
     return lambda settings: plan_gpu(model, gpu, settings, weights, used)
 
 
-def _contexts(given: str, plan: Plan) -> list[int]:
-    asked = {positive_int(human_int(part, "--contexts"), "--contexts") for part in given.split(",") if part.strip()}
-    return sorted({length for length in asked if length <= plan.model.max_positions} | {plan.settings.max_model_len})
+def _contexts(given: str | None, plan: Plan) -> list[int]:
+    """The lengths asked for, or a usual few, up to the plan's max_model_len."""
+    limit = plan.settings.max_model_len
+    if given is None:
+        return [*(length for length in (1024, 2048, 4096, 8192) if length < limit), limit]
+    asked = sorted({positive_int(part, "--contexts") for part in given.split(",")})
+    if asked[-1] > limit:
+        raise PlanError(f"--contexts: a request of {asked[-1]} tokens is longer than max-model-len {limit}")
+    return asked
 
 
 def _print(
@@ -174,10 +180,17 @@ def _print(
     print(text(plan, contexts))
     if report is not None and error is not None:
         print("\n" + verdict(plan, report, error, tolerance))
+    elif plan.gpu is not None and not plan.problems and (shipped := _shipped(plan, plan.gpu)):
+        print(f"\n  profiles that ship for it: {', '.join(shipped)}")
     elif fix is not None:
         print("\n  a profile that fits:\n" + "\n".join("    " + line for line in profile_text(fix).splitlines()))
     elif plan.gpu is not None:
         print("\n  no setting makes it fit: take a smaller or a quantized model, or a larger card")
+
+
+def _shipped(plan: Plan, gpu: Gpu) -> list[str]:
+    stem = f"{plan.model.name}.{gpu.key}"
+    return sorted(path.stem for path in (*PROFILES.glob(f"{stem}.yaml"), *PROFILES.glob(f"{stem}.*.yaml")))
 
 
 def _write(path: Path, content: str) -> None:

@@ -65,6 +65,17 @@ class Plan:
         return self.layout.largest_length(self.capacity(self.pool_low).blocks, self.model.max_positions)
 
     @property
+    def decode_bound(self) -> float | None:
+        """Tokens a second that a lone request cannot exceed: each reads every weight but the input embedding once.
+
+        None on the CPU build, and for a mixture of experts, which reads only some of its weights.
+        """
+        if self.gpu is None or self.model.experts is not None:
+            return None
+        table = 0 if self.model.tied else self.model.padded_vocab * self.model.hidden * dtype_bytes(self.model.dtype)
+        return round(self.gpu.bandwidth_gb_s * 1e9 / (self.parts[0].size - table), 1)
+
+    @property
     def is_estimate(self) -> bool:
         return self.pool_low != self.pool_high
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.planner import PlanError
-from scripts.planner.numbers import positive_int
+from scripts.planner.numbers import positive_float, positive_int
 from scripts.planner.quant import Quant, parse_quant
 
 
@@ -72,6 +72,7 @@ _KNOWN = {
 }
 
 _BYTES = {"bfloat16": 2, "float16": 2}
+MAX_LAYERS = 1000
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -83,10 +84,14 @@ def parse_model(config: Mapping[str, Any], name: str) -> Model:
     architecture = _architecture(config)
     traits = _KNOWN[architecture]
     layers = _count(config, "num_hidden_layers")
+    if layers > MAX_LAYERS:
+        raise PlanError(f"config.json: num_hidden_layers {layers} is not the depth of any model")
     hidden = _count(config, "hidden_size")
     heads = _count(config, "num_attention_heads")
     head_dim = _count(config, "head_dim") if config.get("head_dim") else hidden // heads
     kv_heads = _count(config, "num_key_value_heads") if "num_key_value_heads" in config else heads
+    if head_dim < 1:
+        raise PlanError(f"config.json: {heads} heads of {hidden} hidden channels have a head dimension of 0")
     if heads % kv_heads:
         raise PlanError(f"config.json: {heads} attention heads cannot share {kv_heads} KV heads")
     bias = bool(config.get("attention_bias", False))
@@ -144,9 +149,9 @@ def _dtype(config: Mapping[str, Any]) -> str:
     found = config.get("dtype", config.get("torch_dtype"))
     if found in (None, "float32"):
         return "bfloat16"
-    if found not in _BYTES:
+    if not isinstance(found, str) or found not in _BYTES:
         raise PlanError(f"config.json: dtype {found!r} is not known to the planner (known: bfloat16, float16)")
-    return str(found)
+    return found
 
 
 def _max_positions(config: Mapping[str, Any]) -> int:
@@ -159,7 +164,7 @@ def _max_positions(config: Mapping[str, Any]) -> int:
     if kind == "longrope":
         return positive_int(config.get("original_max_position_embeddings", limit), "original_max_position_embeddings")
     if kind in ("linear", "dynamic"):
-        return int(limit * float(rope.get("factor") or 1.0))
+        return int(limit * positive_float(rope.get("factor") or 1.0, "config.json: the rope scaling's factor"))
     return limit
 
 
@@ -170,11 +175,9 @@ def _windows(config: Mapping[str, Any], traits: _Traits, layers: int) -> tuple[i
     width = positive_int(window, "config.json: sliding_window")
     kinds = config.get("layer_types")
     if kinds is not None:
-        if len(kinds) != layers or set(kinds) - {"full_attention", "sliding_attention"}:
-            raise PlanError(
-                f"config.json: layer_types should name full_attention or sliding_attention for each of {layers} "
-                f"layers, found {len(kinds)} entries of {sorted(set(kinds))}"
-            )
+        wanted = ("full_attention", "sliding_attention")
+        if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in wanted for kind in kinds):
+            raise PlanError(f"config.json: layer_types should name {' or '.join(wanted)} for each of {layers} layers")
         return tuple(width if kind == "sliding_attention" else None for kind in kinds)
     if "max_window_layers" in config and config.get("use_sliding_window"):
         raise PlanError("config.json: max_window_layers without layer_types: which layers slide is not stated")

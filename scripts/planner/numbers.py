@@ -41,13 +41,13 @@ def positive_int(value: object, what: str) -> int:
     return number
 
 
-def positive_float(value: object, what: str) -> float:
-    """A finite number above 0 (NaN and infinity are refused by name)."""
+def positive_float(value: object, what: str, zero: bool = False) -> float:
+    """A finite number above 0, or 0 itself where `zero` allows it."""
     try:
         number = float(str(value))
     except ValueError:
         raise PlanError(f"{what}: expected a number, found {value!r}") from None
-    if not math.isfinite(number) or number <= 0:
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
         raise PlanError(f"{what}: expected a finite number above 0, found {value!r}")
     return number
 

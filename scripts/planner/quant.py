@@ -70,7 +70,10 @@ def parse_quant(config: Mapping[str, Any]) -> Quant | None:
 
 def _skips(found: Mapping[str, Any], key: str) -> None:
     """Layers left in full precision are only sized when they are the head, which always is."""
-    others = [name for name in found.get(key) or [] if name not in ("lm_head", "re:.*lm_head")]
+    names = found.get(key) or []
+    if not isinstance(names, list):
+        raise PlanError(f"quantization_config: {key} is not a list")
+    others = [name for name in names if name not in ("lm_head", "re:.*lm_head")]
     if others:
         raise PlanError(
             f"the checkpoint leaves {len(others)} linear layers unquantized ({others[0]}, ...); " + _WHOLE_MODEL
@@ -97,16 +100,22 @@ def _fp8(found: Mapping[str, Any]) -> Quant:
     block = found.get("weight_block_size")
     if block is None:
         return Quant("fp8", 8, -1, scale_bytes=4)
+    if not isinstance(block, list) or len(block) != 2:
+        raise PlanError("quantization_config: weight_block_size should be [rows, columns]")
     rows, columns = (positive_int(n, "quantization_config.weight_block_size") for n in block)
     return Quant("fp8", 8, -1, scale_bytes=4, block=(rows, columns))
 
 
 def _compressed(found: Mapping[str, Any]) -> Quant:
-    groups = found.get("config_groups") or {}
-    if len(groups) != 1:
-        raise PlanError(f"compressed-tensors with {len(groups)} config groups; " + _WHOLE_MODEL)
+    groups = found.get("config_groups")
+    if not isinstance(groups, Mapping) or len(groups) != 1:
+        count = len(groups) if isinstance(groups, Mapping) else 0
+        raise PlanError(f"compressed-tensors with {count} config groups; " + _WHOLE_MODEL)
     _skips(found, "ignore")
-    weights = next(iter(groups.values())).get("weights") or {}
+    (group_config,) = groups.values()
+    weights = group_config.get("weights") if isinstance(group_config, Mapping) else None
+    if not isinstance(weights, Mapping):
+        raise PlanError("compressed-tensors: the config group says nothing of its weights")
     bits = positive_int(weights.get("num_bits"), "config_groups.weights.num_bits")
     zeros = not weights.get("symmetric", True)
     match weights.get("strategy"):

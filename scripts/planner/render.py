@@ -84,6 +84,10 @@ def _capacity_lines(plan: Plan, contexts: Sequence[int]) -> list[str]:
         "  requests at once  "
         + "   ".join(f"{length:,} tokens: {plan.requests_at(length):.1f}" for length in contexts),
     ]
+    if plan.gpu is not None and (bound := plan.decode_bound) is not None:
+        lines.append(
+            f"  one request alone decodes at most {bound:.0f} tokens/s: its weights at {plan.gpu.bandwidth_gb_s:,} GB/s"
+        )
     limit = plan.largest_max_model_len
     own = " (the model's own limit)" if limit == plan.model.max_positions else ""
     lines.append(f"  largest safe max-model-len {limit:,}{own}")
@@ -133,6 +137,7 @@ def as_json(plan: Plan, contexts: Sequence[int]) -> dict[str, Any]:
             "max_concurrency": round(held.concurrency, 2),
         },
         "concurrency": {str(length): round(plan.requests_at(length), 2) for length in contexts},
+        "decode_bound_tokens_per_s": plan.decode_bound,
         "largest_max_model_len": plan.largest_max_model_len,
         "problems": list(plan.problems),
         "fits": not plan.problems,

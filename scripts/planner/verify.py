@@ -31,6 +31,10 @@ def fetch_report(url: str, client: httpx.Client) -> Report:
     labels = cache_labels(_get(client, f"{base}/metrics").text, base)
     entry = _served_model(client, base)
     block_size, blocks = _int(labels, "block_size"), _int(labels, "num_gpu_blocks")
+    if block_size < 1 or blocks < 1:
+        raise PlanError(
+            f"{base}: the engine reports {blocks} blocks of {block_size} tokens, so there is no cache to check"
+        )
     return Report(
         blocks=blocks,
         block_size=block_size,

@@ -81,6 +81,12 @@ def test_a_plan_that_fits_exits_0_and_says_what_it_rests_on(capsys: pytest.Captu
     assert "; estimate" in out.splitlines()[0]
     assert "KV cache 125,984 tokens (121,840 to 130,128)" in out
     assert "largest safe max-model-len 8,192 (the model's own limit)" in out
+    assert "profiles that ship for it: llama3-8b-awq.rtx4090, llama3-8b-awq.rtx4090.fp8kv" in out
+
+
+def test_a_pair_without_a_shipped_profile_gets_one_to_start_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "qwen3-8b-awq", "--gpu", "l4"]) == 0
+    assert "model: /models/qwen3-8b-awq/current" in capsys.readouterr().out
 
 
 def test_the_bar_has_its_full_width_and_one_share_for_each_part(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +111,7 @@ def test_a_model_that_fits_no_setting_says_so(capsys: pytest.CaptureFixture[str]
 
 
 def test_json_carries_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*RTX4090, "--json", "--contexts", "2k,8192"]) == 0
+    assert main([*RTX4090, "--json", "--contexts", "8192,2k"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["fits"] is True
     assert found["kv_cache"]["basis"] == "estimate"
@@ -176,6 +182,15 @@ def test_verify_takes_the_engines_settings_over_its_own(capsys: pytest.CaptureFi
     assert found["verify"] == {"tokens": 46592, "blocks": 364, "error_percent": 0.0}
 
 
+def test_verify_takes_the_engines_pool_over_the_shells(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    with engine(info(LABELS_032)) as url:
+        assert main([*CPU, "--verify", url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv_cache"]["bytes"] == 1 << 30
+
+
 def test_verify_exits_1_beyond_the_tolerance(capsys: pytest.CaptureFixture[str]) -> None:
     with engine(info(LABELS_032 | {"kv_cache_size_tokens": "40000"})) as url:
         assert main([*CPU, "--verify", url]) == 1
@@ -199,6 +214,7 @@ def test_verify_reads_engines_that_report_blocks_only(capsys: pytest.CaptureFixt
         ("", "not a vLLM engine's page"),
         ("# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 0\n", "still starting"),
         (info(LABELS_032 | {"num_gpu_blocks": "None"}), "no usable num_gpu_blocks"),
+        (info(LABELS_032 | {"num_gpu_blocks": "0"}), "no cache to check"),
     ],
 )
 def test_a_page_of_another_server_is_said_to_be_one(page: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,6 +252,8 @@ def test_an_address_that_cannot_be_read_is_one_line(url: str, capsys: pytest.Cap
         ([*RTX4090, "--total-gib", "-24"], "above 0"),
         ([*RTX4090, "--used-gib", "nan"], "finite"),
         ([*RTX4090, "--contexts", "1024,x"], "whole number"),
+        ([*RTX4090, "--contexts", ""], "whole number"),
+        ([*RTX4090, "--contexts", "9000"], "longer than max-model-len 8192"),
         ([*RTX4090, "--tolerance", "0"], "above 0"),
         ([*RTX4090, "--svg", "/nowhere/x.svg"], "cannot be written"),
         (CPU, "--kv-cache-gib"),

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scripts.planner import PlanError, memory
 from scripts.planner.catalog import SHAPES
 from scripts.planner.gpus import Gpu, find_gpu, load_gpus
+from scripts.planner.kv import Group, KvLayout
 from scripts.planner.memory import Part, Plan, plan_cpu, plan_gpu
 from scripts.planner.model import Model, parse_model
 from scripts.planner.numbers import GIB, MIB
@@ -155,6 +158,39 @@ def test_one_block_is_kept_back() -> None:
     assert layout.largest_length(513, 8192) == 8192
     assert layout.largest_length(512, 8192) == 8176
     assert layout.largest_length(1, 8192) == 0
+
+
+@given(
+    blocks=st.integers(0, 10_000),
+    window=st.sampled_from([None, 64, 4096]),
+    block_size=st.sampled_from([16, 64, 128]),
+    limit=st.integers(1, 200_000),
+)
+def test_the_largest_length_is_the_largest(blocks: int, window: int | None, block_size: int, limit: int) -> None:
+    layout = KvLayout((Group(None), Group(window)), 4, 1024, block_size, 2048)
+    longest = layout.largest_length(blocks, limit)
+    assert 0 <= longest <= limit
+    assert longest == 0 or layout.request_blocks(longest) <= blocks - 1
+    assert longest == limit or layout.request_blocks(longest + 1) > blocks - 1
+
+
+@given(utilization=st.floats(0.3, 1.0), seqs=st.integers(1, 2048), tokens=st.integers(16, 16384))
+def test_more_of_the_card_never_leaves_less_and_larger_batches_never_leave_more(
+    utilization: float, seqs: int, tokens: int
+) -> None:
+    found = plan("llama3-8b-awq", "l4", utilization=utilization, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+    more = plan(
+        "llama3-8b-awq", "l4", utilization=utilization, max_num_seqs=seqs + 1, max_num_batched_tokens=tokens + 1
+    )
+    less = plan("llama3-8b-awq", "l4", utilization=utilization * 0.9, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+    assert less.pool < found.pool
+    assert more.pool < found.pool
+    assert found.pool_low <= found.pool <= found.pool_high
+
+
+def test_a_lone_request_is_bounded_by_the_memorys_bandwidth() -> None:
+    """4.68 GB of AWQ weights and head at 1,008 GB/s."""
+    assert plan("llama3-8b-awq", "rtx4090").decode_bound == pytest.approx(1008 / 4.677, rel=1e-3)
 
 
 # -- problems ---------------------------------------------------------------------------------------------------------

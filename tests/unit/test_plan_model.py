@@ -101,6 +101,8 @@ def test_other_schemes_are_sized_by_bits_and_scales(quant: dict[str, Any], bytes
         ({"num_hidden_layers": 32.5}, "whole number"),
         ({"num_attention_heads": True}, "whole number"),
         ({"num_key_value_heads": 5}, "cannot share"),
+        ({"num_attention_heads": 8192}, "head dimension of 0"),
+        ({"num_hidden_layers": 10**9}, "not the depth of any model"),
         ({"torch_dtype": "int8"}, "dtype 'int8'"),
         ({"quantization_config": "awq"}, "not an object"),
         ({"quantization_config": {"quant_method": "aqlm"}}, "'aqlm' is not known"),
@@ -172,3 +174,49 @@ def test_the_context_limit_follows_the_rope_scaling(rope: dict[str, Any] | None,
 def test_every_shape_that_ships_can_be_planned() -> None:
     for path in SHAPES.glob("*.json"):
         assert parse_model(json.loads(path.read_text()), path.stem).layers > 0, path.name
+
+
+JUNK: tuple[Any, ...] = (
+    None,
+    -1,
+    0,
+    10**30,
+    1.5,
+    True,
+    "x",
+    "NaN",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    {"rope_type": "linear", "factor": "x"},
+)
+QUANT: dict[str, dict[str, Any]] = {
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": None},
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "compressed-tensors": {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": {"num_bits": 4, "strategy": "group", "group_size": 128}}},
+        "ignore": ["lm_head"],
+    },
+}
+
+
+@pytest.mark.parametrize("key", [*shape("llama3-8b"), "head_dim", "sliding_window", "layer_types", "rope_scaling"])
+@pytest.mark.parametrize("junk", JUNK)
+def test_junk_in_a_config_is_sized_or_refused_but_never_crashes(key: str, junk: Any) -> None:
+    _plan_or_refuse(shape("llama3-8b", **({"sliding_window": 64} | {key: junk})))
+
+
+@pytest.mark.parametrize("method", list(QUANT))
+@pytest.mark.parametrize("junk", JUNK)
+def test_junk_in_a_quantization_is_sized_or_refused_but_never_crashes(method: str, junk: Any) -> None:
+    for key in QUANT[method]:
+        _plan_or_refuse(shape("llama3-8b", quantization_config=QUANT[method] | {key: junk}))
+
+
+def _plan_or_refuse(config: dict[str, Any]) -> None:
+    try:
+        assert compute_weights(parse_model(config, "x")).total > 0
+    except PlanError as error:
+        assert str(error)
