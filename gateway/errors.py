@@ -86,6 +86,14 @@ class PayloadTooLargeError(GatewayError):
     default_code = "request_too_large"
 
 
+class HeadTooLargeError(GatewayError):
+    """Request line and headers (or trailers) take more than the gateway reads."""
+
+    status = 431
+    type = "invalid_request_error"
+    default_code = "headers_too_large"
+
+
 class UnsupportedMediaTypeError(GatewayError):
     status = 415
     type = "invalid_request_error"
