@@ -5,7 +5,7 @@ new members in before the closing brace, so the client's own spelling of everyth
 """
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,19 +35,18 @@ HOT_ROUTES: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 
 # vLLM's own default when a completion names no max_tokens (OpenAI's too).
 COMPLETION_DEFAULT_MAX_TOKENS = 16
-_MEDIA_PARTS = frozenset(
-    {
-        "image_url",
-        "input_image",
-        "image",
-        "audio_url",
-        "input_audio",
-        "video_url",
-        "file",
-        "input_file",
-        "document",
-    }
-)
+# Content parts without media, in all served dialects. Every other type is refused: new ways to make an engine fetch
+# appear with new versions, new kinds of text hardly ever.
+_TEXT_PARTS = frozenset({
+    "text", "input_text", "output_text", "refusal", "thinking", "redacted_thinking", "reasoning_text", "summary_text",
+    "tool_use", "tool_result", "tool_reference", "tool_addition", "tool_removal",
+})  # fmt: skip
+# Engines take a part without a type, or a whole message, for media where one of these stands in it.
+_MEDIA_KEYS = frozenset({
+    "image_url", "input_image", "image", "image_pil", "image_embeds", "audio_url", "input_audio", "audio",
+    "audio_embeds", "video_url", "video", "video_embeds", "file", "file_url", "input_file", "file_data", "source",
+    "prompt_embeds",
+})  # fmt: skip
 _GATEWAY_ONLY = {
     "cache_salt": "the gateway sets it for the key's group",
     "priority": "the gateway sets it from the key",
@@ -165,29 +164,30 @@ def _refuse(document: Document, policy: Policy) -> None:
                 code="unsupported_parameter",
             )
     if not policy.allow_media_urls:
-        for messages in (document.get("messages"), document.get("input")):
-            for part in _content_parts(messages):
-                if part.get("type") in _MEDIA_PARTS or part.keys() & _MEDIA_PARTS:
-                    raise BadRequestError(
-                        "media parts are refused here: the engine would fetch the address they name",
-                        param="messages",
-                        code="unsupported_parameter",
-                    )
+        for name in ("messages", "input", "system"):
+            if _holds_media(document.get(name)):
+                raise BadRequestError(
+                    "media parts are refused here: the engine would fetch the address they name",
+                    param=name,
+                    code="unsupported_parameter",
+                )
 
 
-def _content_parts(messages: Any) -> Iterator[Document]:
-    if not isinstance(messages, list):
-        return
-    for message in messages:
-        if not isinstance(message, dict):
+def _holds_media(messages: Any) -> bool:
+    """Whether a message, or a part below it at any depth, is anything but text."""
+    todo = [(item, False) for item in (messages if isinstance(messages, list) else [messages])]
+    while todo:
+        item, is_part = todo.pop()
+        if not isinstance(item, dict):
             continue
-        yield message
-        content = message.get("content")
-        if isinstance(content, list):
-            for part in content:
-                if isinstance(part, dict):
-                    yield part
-                    yield from _content_parts([part] if isinstance(part.get("content"), list) else None)
+        if any(item.get(key) is not None for key in item.keys() & _MEDIA_KEYS):
+            return True
+        kind = item.get("type")
+        if is_part and kind is not None and not (isinstance(kind, str) and kind in _TEXT_PARTS):
+            return True
+        for inner in (item.get("content"), item.get("output")):
+            todo += [(part, True) for part in (inner if isinstance(inner, list) else [inner])]
+    return False
 
 
 def _boolean(document: Document, name: str) -> bool:
