@@ -143,15 +143,18 @@ async def test_500_queued_requests_of_one_key_cost_another_one_service_time_at_m
 
             alone = await median_wait()
             greedy = [asyncio.create_task(ask(up, f"greedy {i}", headers["greedy"])) for i in range(500)]
-            await queued(up, 400)
-            begin, served = time.monotonic(), len(engine.asked(COMPLETIONS))
-            beside = await median_wait()
-            # The service time as it really was with 500 clients in the engine's own process: four at a time.
-            real_s = 4 * (time.monotonic() - begin) / (len(engine.asked(COMPLETIONS)) - served)
-            assert beside - alone <= real_s * 1.25, (alone, beside, real_s)
-            for task in greedy:
-                task.cancel()
-            await asyncio.gather(*greedy, return_exceptions=True)
+            try:
+                await queued(up, 400)
+                begin, served = time.monotonic(), len(engine.asked(COMPLETIONS))
+                beside = await median_wait()
+                # The service time as it really was with 500 clients in the engine's own process: four at a time.
+                real_s = 4 * (time.monotonic() - begin) / (len(engine.asked(COMPLETIONS)) - served)
+            finally:
+                for task in greedy:
+                    task.cancel()
+                await asyncio.gather(*greedy, return_exceptions=True)
+            raised_s = (beside - real_s) - (alone - service_s)  # waiting only: serving got slower for everybody
+            assert raised_s <= real_s * 1.1, (alone, beside, real_s)
             await up.settled()
 
 
