@@ -35,11 +35,10 @@ lock: ## pin the newest versions the ranges of pyproject.toml allow (needs uv on
 ## ---- on this machine, without Docker ------------------------------------------------------------------------------
 .PHONY: model
 model: engine-check .venv/.installed .venv-engine/.installed ## the small real chat model, into the user's cache (once)
-	@$(PY) -m scripts.model_fetch $(ARGS)
+	@$(PY) -m scripts.model_fetch $(if $(filter model,$(MAKECMDGOALS)),$(ARGS))
 
 .PHONY: demo
-demo: engine-check .venv/.installed .venv-engine/.installed ## engine, gateway and Prometheus here, and a chat through them; ARGS=--once ends after it
-	@$(PY) -m scripts.model_fetch
+demo: model ## engine, gateway and Prometheus here, and a chat through them; ARGS=--once ends after it
 	@$(PY) -m scripts.demo $(ARGS)
 
 ## ---- checks -------------------------------------------------------------------------------------------------------
@@ -55,16 +54,16 @@ lint: .venv/.installed ## ruff, mypy --strict, shellcheck, yamllint
 test: test-unit test-wire test-engine-args test-engine ## all tests: pure rooms, real sockets, real engine
 
 test-unit: .venv/.installed ## the pure rooms
-	$(PY) -m pytest tests/unit $(ARGS)
+	@scripts/stage.sh unit $(PY) -m pytest tests/unit $(ARGS)
 
 test-wire: .venv/.installed ## the gateway over real sockets against the scripted engine
-	$(PY) -m pytest tests/wire $(ARGS)
+	@scripts/stage.sh wire $(PY) -m pytest tests/wire $(ARGS)
 
-test-engine-args: install model ## profiles, flags and the memory plan against the pinned engine's own code
-	$(PY) -m pytest tests/engine_args $(ARGS)
+test-engine-args: model ## profiles, flags and the memory plan against the pinned engine's own code
+	@scripts/stage.sh engine-args $(PY) -m pytest tests/engine_args $(ARGS)
 
-test-engine: install ## the gateway in front of a real vLLM on CPU
-	$(PY) -m pytest tests/engine $(ARGS)
+test-engine: model ## the gateway in front of a real vLLM on CPU
+	@scripts/stage.sh engine $(PY) -m pytest tests/engine $(ARGS)
 
 ## ---- know the engine ----------------------------------------------------------------------------------------------
 .PHONY: plan
@@ -74,3 +73,14 @@ plan: .venv/.installed ## where a card's memory goes: MODEL=llama3-8b-awq GPU=rt
 .PHONY: engine-args
 engine-args: install ## capture the pinned engine's flags, variables and metrics; VERSION=0.26.0 adds that release to the history
 	$(PY) -m scripts.engine_args $(if $(VERSION),add $(VERSION),pinned)
+
+## ---- tenants ------------------------------------------------------------------------------------------------------
+.PHONY: keys usage settings-doc
+keys: .venv/.installed ## API keys: NAME=app1 adds one and prints it once; ARGS='list', ARGS='rotate app1', ARGS='revoke app1'
+	@$(PY) -m scripts.keys $(if $(NAME),add '$(NAME)') $(ARGS)
+
+usage: .venv/.installed ## each tenant's usage as CSV: ARGS='--since 2030-01-01 --tenant app1'
+	@$(PY) -m scripts.usage $(ARGS)
+
+settings-doc: .venv/.installed ## write docs/settings.md from the settings' descriptions
+	@$(PY) -m scripts.settings_doc $(ARGS)

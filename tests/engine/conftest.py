@@ -1,0 +1,134 @@
+"""One real engine with the real small model, and the real gateway in front of it, for the whole test session.
+
+The processes are the demo's own (`scripts.demo.plan`) on free ports, each under the guard that leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from scripts import _ports, demo, model_fetch
+
+START_S = 300  # an engine that takes longer, even on a busy machine, is broken
+# The profile's bfloat16 knows logits only in steps of 0.125 where they decide, so two answers that are one step apart
+# swap when a batch has another shape. float32 leaves such luck out: what then differs is somebody's mistake.
+PRECISE = ("--dtype", "float32")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where everything listens. `http` talks to the gateway, `engine` past it."""
+
+    url: str
+    admin_url: str
+    engine_url: str
+    http: httpx.Client
+    engine: httpx.Client
+    model: str = demo.MODEL
+
+    def chat(self, text: str, **fields: Any) -> httpx.Response:
+        """A chat of one message through the gateway, at temperature 0 unless told otherwise."""
+        messages = [{"role": "user", "content": text}]
+        body = {"model": self.model, "messages": messages, "temperature": 0, **fields}
+        return self.http.post("/v1/chat/completions", json=body)
+
+    def completion(self, prompt: Any, **fields: Any) -> httpx.Response:
+        """A completion through the gateway, at temperature 0 unless told otherwise."""
+        body = {"model": self.model, "prompt": prompt, "temperature": 0, **fields}
+        return self.http.post("/v1/completions", json=body)
+
+    def engine_metric(self, name: str) -> float:
+        """A sample's value summed over its labels, from the engine. Raises KeyError for a name it does not export."""
+        return _sum(self.engine.get("/metrics").text, name)
+
+    def gateway_metric(self, name: str) -> float:
+        """Likewise from the gateway's admin port."""
+        return _sum(self.http.get(f"{self.admin_url}/metrics").text, name)
+
+    def idle(self) -> None:
+        """Until the engine has nothing to do, so that one test's leftovers are never another's."""
+        until(lambda: self.engine_metric("vllm:num_requests_running") == 0, "an idle engine", 30)
+
+
+def _sum(page: str, name: str) -> float:
+    values = [s.value for family in text_string_to_metric_families(page) for s in family.samples if s.name == name]
+    if not values:
+        raise KeyError(name)
+    return sum(values)
+
+
+def until(condition: Callable[[], object], what: str, limit_s: float) -> None:
+    """Polls; a condition that never holds fails the test by name."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, f"not seen within {limit_s} s: {what}"
+        time.sleep(0.05)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    model = model_fetch.model_dir()
+    assert not model_fetch.plan(model).fetch, f"the model is not in {model}: make model"
+    ports = demo.Ports(_ports.free_port(), _ports.free_port(), _ports.free_port())
+    folder: Path = tmp_path_factory.mktemp("stack")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    running: list[tuple[subprocess.Popen[bytes], Path]] = []
+
+    def ready() -> bool:
+        for process, log in running:
+            if process.poll() is not None:
+                end = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+                pytest.fail(f"{log.stem} ended with {process.returncode}:\n{end}", pytrace=False)
+        return _answers(f"http://{_ports.HOST}:{ports.gateway}/readyz")
+
+    try:
+        for service in demo.plan(ports, model, None).services:
+            command = (*service.command, *PRECISE) if service.name == "engine" else service.command
+            guard = (sys.executable, "-m", "scripts._guard", "--parent", str(os.getpid()), "--")
+            log = folder / f"{service.name}.log"
+            with log.open("wb") as sink:
+                process = subprocess.Popen(
+                    (*guard, *command),
+                    env={**inherited, **service.env},
+                    cwd=demo.ROOT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                )
+            running.append((process, log))
+        until(ready, f"a ready gateway (logs in {folder})", START_S)
+        url, admin, engine = (f"http://{_ports.HOST}:{p}" for p in (ports.gateway, ports.admin, ports.engine))
+        with (
+            httpx.Client(base_url=url, timeout=120, trust_env=False) as http,
+            httpx.Client(base_url=engine, timeout=120, trust_env=False) as direct,
+        ):
+            yield Stack(url, admin, engine, http, direct)
+    finally:
+        for process, _ in running:
+            process.terminate()
+        for process, _ in running:
+            process.wait(20)
+
+
+@pytest.fixture(autouse=True)
+def _idle_between_tests(stack: Stack) -> Iterator[None]:
+    yield
+    stack.idle()
