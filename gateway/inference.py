@@ -66,7 +66,6 @@ class Inference:
         self.estimator = TokenEstimator()
         self.batcher = MicroBatcher(settings.batching, metrics, self._send_merged, clock)
         self.coalescer = Coalescer(metrics, self._serve, clock)
-        self._traces: dict[str, dict[str, str]] = {}  # by upstream id: trace context of requests under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["state"]["exchange"]
@@ -77,7 +76,7 @@ class Inference:
         envelope = parse(kind, body, settings.limits, settings.policy)
         exchange.model = envelope.model
         sink = ClientSink(send, exchange, self._clock)
-        with ClientWatch(receive):
+        with ClientWatch(receive, sink):
             self._require_engine(self._served_model(envelope))
             if settings.batching.coalesce and deadline_s is None and deterministic(envelope):
                 await self.coalescer.serve(exchange, envelope, sink)
@@ -110,15 +109,11 @@ class Inference:
         exchange.phase = "queued"
         with await self._admission.acquire(exchange.owner, tokens, deadline_s) as lease:
             exchange.phase = "waiting"
-            if exchange.trace:
-                self._traces[exchange.upstream_id] = exchange.trace
             try:
                 async with asyncio.timeout(deadline_s - self._clock()) as limit:
                     await self._answer(exchange, envelope, sink, tokens, limit)
             except TimeoutError:
                 raise UpstreamTimeoutError("the request took longer than its deadline") from None
-            finally:
-                self._traces.pop(exchange.upstream_id, None)
             if exchange.prompt_tokens:
                 lease.used_tokens = exchange.prompt_tokens + exchange.generation_tokens
         if exchange.prompt_tokens:
@@ -172,8 +167,9 @@ class Inference:
     ) -> None:
         hide_usage = envelope.stream and not envelope.wants_usage and envelope.kind in _USAGE_ON_REQUEST
         if hide_usage:
-            options = envelope.document.get("stream_options") or {}
-            added = {**added, "stream_options": {**options, "include_usage": True}}
+            options = {**(envelope.document.get("stream_options") or {}), "include_usage": True}
+            options.pop("continuous_usage_stats", None)  # it asks for something only together with include_usage
+            added = {**added, "stream_options": options}
         body = with_fields(envelope, added)
         timeouts = self._settings.timeouts
         with self._calling(replica):
@@ -185,7 +181,7 @@ class Inference:
                     relay = StreamRelay(envelope.kind, answer, sink, exchange, timeouts, self._metrics, self._clock)
                     await relay.run(deadline, hide_usage=hide_usage)
                     return
-                reply = await read_whole(answer)
+                reply = await read_whole(answer, envelope.kind)
             finally:
                 answer.close()
         await self._deliver(exchange, reply, sink)
@@ -195,7 +191,7 @@ class Inference:
         limit_s = self._settings.timeouts.first_byte_s if stream else None
         try:
             async with asyncio.timeout(limit_s):
-                return await self._upstream.post(url, body, self._headers(exchange.upstream_id))
+                return await self._upstream.post(url, body, _headers(exchange.upstream_id, exchange.trace))
         except TimeoutError:
             raise UpstreamTimeoutError(f"the engine began no answer within {limit_s:g} s") from None
 
@@ -207,8 +203,9 @@ class Inference:
     async def _send_merged(self, target: Target, kind: Kind, body: bytes, upstream_id: str) -> Reply:
         assert isinstance(target, Replica)
         with self._calling(target):
-            answer: Answer = await self._upstream.post(target.url + kind.value, body, self._headers(upstream_id))
-            return await read_whole(answer)
+            headers = _headers(upstream_id)  # no trace context: the call belongs to several
+            answer: Answer = await self._upstream.post(target.url + kind.value, body, headers)
+            return await read_whole(answer, kind)
 
     @contextmanager
     def _calling(self, replica: Replica) -> Iterator[None]:
@@ -232,9 +229,10 @@ class Inference:
             fields["priority"] = tenant.priority
         return fields
 
-    def _headers(self, upstream_id: str) -> dict[str, str]:
-        # An allow-list by construction: of the client's own headers only a checked trace context goes on.
-        return {"X-Request-Id": upstream_id, **self._traces.get(upstream_id, {})}
+
+def _headers(upstream_id: str, trace: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An allow-list by construction: of the client's own headers only a checked trace context goes on."""
+    return {"X-Request-Id": upstream_id, **(trace or {})}
 
 
 def _affinity(envelope: Envelope) -> bytes:

@@ -50,7 +50,7 @@ def rank(key: bytes, name: str) -> int:
 
 
 def _mix(value: int) -> int:
-    """One round of SplitMix64's finalizer (Steele, Lea, Flood 2014): both digests are random, their xor is not enough."""
+    """One round of SplitMix64's finalizer (Steele, Lea, Flood 2014): the bare xor of two digests orders badly."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     return value ^ (value >> 27)
 
