@@ -41,7 +41,8 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: f
     try:
         async with asyncio.timeout(timeout_s):
             if declared is not None and int(declared) > max_bytes:
-                await _linger(receive)
+                if header(scope, b"expect") is None:  # else it waits to be asked for the body, which receiving does
+                    await _linger(receive)
                 raise PayloadTooLargeError(f"the body has {int(declared)} bytes, at most {max_bytes} are accepted")
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body"):
@@ -79,10 +80,12 @@ class ClientWatch:
     """`with` this, the current task is cancelled when the client leaves, and ClientGoneError raised.
 
     Uvicorn's `send` does nothing after a disconnect, so without a watch an engine would go on generating for nobody.
+    An answer that `sink` has sent to its end is no longer watched: Uvicorn then reports a disconnect, client or not.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, sink: "ClientSink") -> None:
         self._receive = receive
+        self._sink = sink
         self._gone = False
 
     def __enter__(self) -> Self:
@@ -102,8 +105,9 @@ class ClientWatch:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._gone = True
-        self._owner.cancel()
+        if not self._sink.complete:
+            self._gone = True
+            self._owner.cancel()
 
 
 class Sink(Protocol):
@@ -129,8 +133,10 @@ class ClientSink:
         self._send = send
         self._exchange = exchange
         self._clock = clock
+        self.complete = False  # the end was handed over to be sent
 
     async def whole(self, reply: Reply) -> None:
+        self.complete = True
         headers: Headers = [(b"content-type", reply.content_type.encode())]
         if reply.retry_after is not None:
             headers.append((b"retry-after", reply.retry_after.encode()))
@@ -144,6 +150,7 @@ class ClientSink:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
+        self.complete = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

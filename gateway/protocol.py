@@ -1,7 +1,7 @@
 """The few request fields the gateway reads, and what it refuses. Every other field passes untouched.
 
-A request's bytes go to the engine as they came unless the gateway has something to add; then `with_fields` splices the
-new members in before the closing brace, so the client's own spelling of everything else survives.
+A request's bytes go to the engine as they came unless the gateway has something to set (`with_fields`); the client's
+own spelling of everything else survives even then.
 """
 
 import enum
@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from gateway import splice
 from gateway.errors import BadRequestError, NotFoundError
 from gateway.settings import Limits, Policy
 
@@ -51,6 +52,7 @@ _GATEWAY_ONLY = {
     "cache_salt": "the gateway sets it for the key's group",
     "priority": "the gateway sets it from the key",
     "kv_transfer_params": "it addresses other engines",
+    "ec_transfer_params": "it addresses other engines",
     "request_id": "send the X-Request-Id header instead",
     "prompt_embeds": "raw tensors are not accepted",
 }
@@ -108,13 +110,11 @@ def parse(kind: Kind, body: bytes, limits: Limits, policy: Policy) -> Envelope:
 
 
 def with_fields(envelope: Envelope, fields: Mapping[str, Any]) -> bytes:
-    """The body with `fields` set: spliced in where they are new, otherwise the whole document written again."""
+    """The body to send on: the client's own bytes, with `fields` set."""
     if not fields:
         return envelope.body
-    if envelope.document.keys().isdisjoint(fields):
-        text = envelope.body.rstrip()  # a JSON object, so it ends with its brace and has at least the model
-        return text[:-1] + b"," + orjson.dumps(fields)[1:]
-    return orjson.dumps({**envelope.document, **fields})
+    spliced = splice.add_members if envelope.document.keys().isdisjoint(fields) else splice.set_members
+    return spliced(envelope.body, fields)
 
 
 def _object(body: bytes, max_depth: int) -> Document:

@@ -6,31 +6,30 @@ looked for is read beside the stream. Once a stream has begun, a failure becomes
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 
 from gateway import sse
-from gateway.client import Sink
-from gateway.errors import (
-    GatewayError,
-    UpstreamFailedError,
-    UpstreamTimeoutError,
-    error_body,
-)
+from gateway.client import ClientGoneError, Sink
+from gateway.errors import GatewayError, UpstreamFailedError, UpstreamTimeoutError, error_body
 from gateway.exchange import Exchange, Reply
 from gateway.metrics import Metrics
 from gateway.protocol import Kind
 from gateway.settings import Timeouts
 from gateway.upstream import Answer
 
-_END_MARKS = {
-    Kind.RESPONSES: (b"event: response.completed", b"event: response.incomplete", b"event: response.failed"),
-    Kind.MESSAGES: (b"event: message_stop",),
+# What the last event of a stream is: [DONE], or in these dialects an event of one of these types.
+_END = {
+    Kind.RESPONSES: (b"response.completed", b"response.incomplete", b"response.failed"),
+    Kind.MESSAGES: (b"message_stop",),
 }
+# After its last event the engine has this long to end the response, so that the connection can be used again.
+END_S = 1.0
 
 
-async def read_whole(answer: Answer) -> Reply:
-    """A non-streamed answer, checked to be one. Raises UpstreamFailedError where it is not JSON; closes the answer."""
+async def read_whole(answer: Answer, kind: Kind) -> Reply:
+    """A non-streamed answer, checked to be one. Raises UpstreamFailedError where it is none; closes the answer."""
     try:
         body = await answer.read()
     finally:
@@ -41,25 +40,87 @@ async def read_whole(answer: Answer) -> Reply:
         document = None
     if not isinstance(document, dict):
         raise UpstreamFailedError(f"the engine answered {answer.status} with a body that is no JSON object")
-    if answer.status < 400:
+    if 200 <= answer.status < 300 and not _is_error(document):
         return Reply(answer.status, body, usage=sse.usage_of(document))
+    if answer.status < 400:
+        raise UpstreamFailedError(f"the engine answered {answer.status} with something that is no answer")
     if answer.status in (401, 403):
         raise UpstreamFailedError("the engine refused the gateway's own key")
     retry_after = answer.retry_after or ("1" if answer.status in (429, 503) else None)
-    return Reply(answer.status, _error(answer.status, document, body), retry_after=retry_after)
+    return Reply(answer.status, _error(answer.status, document, body, kind), retry_after=retry_after)
 
 
-def _error(status: int, document: dict[str, object], body: bytes) -> bytes:
-    """An engine's error in the one shape: as it came where it has it, rewritten from older versions' flat one."""
+def _is_error(document: dict[str, object]) -> bool:
+    """An error under a good status. A response's own "error" field stands beside its object name."""
+    return document.get("object") == "error" or (bool(document.get("error")) and "object" not in document)
+
+
+def _error(status: int, document: dict[str, object], body: bytes, kind: Kind) -> bytes:
+    """An engine's error in the one shape: as it came where it has it, rewritten from what older versions send."""
     inner = document.get("error")
     if isinstance(inner, dict) and isinstance(inner.get("message"), str):
-        if {"message", "type", "param", "code"} <= inner.keys():
+        complete = {"message", "type", "param", "code"} <= inner.keys()
+        if complete and (not kind.anthropic or document.get("type") == "error"):
             return body
-        return orjson.dumps({**document, "error": {"type": None, "param": None, "code": None, **inner}})
-    message = document.get("message") or document.get("detail") or inner or f"the engine answered {status}"
-    kind = document.get("type") or ("invalid_request_error" if status < 500 else "server_error")
-    error = {"message": str(message), "type": kind, "param": document.get("param"), "code": document.get("code")}
-    return orjson.dumps({"error": error})
+        error = {"type": None, "param": None, "code": None, **inner}
+    else:
+        message = document.get("message") or document.get("detail") or inner or f"the engine answered {status}"
+        name = document.get("type") or ("invalid_request_error" if status < 500 else "server_error")
+        error = {"message": str(message), "type": name, "param": document.get("param"), "code": document.get("code")}
+    return orjson.dumps({"type": "error", "error": error} if kind.anthropic else {"error": error})
+
+
+class _Ear:
+    """Listens for an engine's next bytes, no longer than until `until_s`, which may move between two calls.
+
+    It keeps one timer for a whole stream, because one for each read would cost as much as passing on a token.
+    """
+
+    def __init__(self, answer: Answer, clock: Callable[[], float]) -> None:
+        """For use by the current task only."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.until_s = 0.0
+        self._answer = answer
+        self._clock = clock
+        self._task = task
+        self._cancels = task.cancelling()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._listening = False
+        self._rang = False
+
+    async def chunk(self) -> bytes | None:
+        """Like Answer.chunk; None when `until_s` passed first, and then nothing is lost: call it again."""
+        if self._timer is None:
+            self._set_timer()
+        self._listening = True
+        try:
+            return await self._answer.chunk()
+        except asyncio.CancelledError:
+            if not self._rang or self._task.uncancel() > self._cancels:
+                raise
+            return None
+        finally:
+            self._listening = self._rang = False
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set_timer(self) -> None:
+        self._timer = self._loop.call_later(max(0.001, self.until_s - self._clock()), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if not self._listening:
+            return  # the next call sets the timer again
+        if self._clock() < self.until_s:  # it has moved since
+            self._set_timer()
+        else:
+            # The task stands in Answer.chunk, so that is where this arrives: nothing else can be cut short.
+            self._rang = True
+            self._task.cancel()
 
 
 class StreamRelay:
@@ -84,111 +145,127 @@ class StreamRelay:
         self._clock = clock
         self._hide_usage = False
         self._framer = sse.Framer()
-        self._finished = False  # the dialect's end mark was seen
+        self._end_marks = _END.get(kind, (sse.DONE,))
+        self._finished = False  # the dialect's last event was seen: nothing goes out after it
         self._failed = False  # the engine sent an error event of its own
-        self._last_sent_s = clock()
-        self._last_content_s: float | None = None
-        self._sending = False
+        self._sending = False  # a send has not returned: the client is not reading
+        self._last_content_s = 0.0
 
     async def run(self, deadline: float | None, *, hide_usage: bool) -> None:
-        """Relay to the end. Raises only cancellation: failures have become an error event by then.
+        """Relay to the end. Failures become one error event; raises ClientGoneError if the client took nothing more.
 
         `deadline` is in the event loop's time. `hide_usage`: the gateway asked for the usage event, the client did not.
         """
         self._hide_usage = hide_usage
         await self._sink.start()
         self._exchange.phase = "streaming"
-        keepalive = asyncio.get_running_loop().call_later(self._timeouts.keepalive_s, self._keep_alive)
-        self._keepalive = keepalive
         try:
-            await self._pump(deadline or float("inf"))
+            async with asyncio.timeout_at(deadline):
+                await self._pump()
+        except TimeoutError:
+            if self._sending:
+                raise ClientGoneError from None
+            await self._fail("deadline", UpstreamTimeoutError("the request took longer than its deadline"))
+        except UpstreamTimeoutError as error:
+            await self._fail("timeout_in_stream", error)
         except GatewayError as error:
-            await self._fail(error)
+            await self._fail("broken_stream", error)
         finally:
-            self._keepalive.cancel()
             self._answer.close()
         await self._sink.end()
 
-    async def _pump(self, deadline: float) -> None:
-        loop = asyncio.get_running_loop()
-        idle_s = self._timeouts.idle_s
+    async def _pump(self) -> None:
+        """Pass on what comes until the end. Raises GatewayError where that is not a good one."""
+        keepalive_s, silence_s = self._timeouts.keepalive_s, self._timeouts.first_byte_s
+        heard_s = said_s = self._clock()
+        ear = _Ear(self._answer, self._clock)
         try:
-            async with asyncio.timeout_at(min(deadline, loop.time() + self._timeouts.first_byte_s)) as silence:
-                while data := await self._answer.chunk():
-                    silence.reschedule(min(deadline, loop.time() + idle_s))
-                    events = self._framer.feed(data)
-                    if events and not self._finished:  # nothing goes out after the end mark
-                        await self._forward(events)
-        except TimeoutError:
-            if self._sending:
-                raise UpstreamTimeoutError(f"the client took nothing for {idle_s:g} s") from None
-            if loop.time() >= deadline:
-                raise UpstreamTimeoutError("the request took longer than its deadline") from None
-            raise UpstreamTimeoutError("the engine stayed silent too long in mid-stream") from None
-        except ValueError as error:
-            raise UpstreamFailedError(f"the engine sent {error}") from None
+            while True:
+                ear.until_s = heard_s + (END_S if self._finished else min(silence_s, said_s - heard_s + keepalive_s))
+                data = await ear.chunk()
+                if data:
+                    events = self._feed(data)
+                    silence_s = self._timeouts.idle_s
+                    if events and not self._finished and (events := self._read(events)):
+                        await self._say(events)
+                        said_s = self._clock()
+                    heard_s = self._clock()  # after sending: while we did not listen, the engine was not silent
+                elif data is not None or self._finished:
+                    break
+                elif self._clock() >= heard_s + silence_s:
+                    raise UpstreamTimeoutError("the engine stayed silent too long in mid-stream")
+                else:  # idle hops cut a connection that a long prefill leaves silent
+                    await self._say(sse.comment("waiting for the engine"))
+                    said_s = self._clock()
+        finally:
+            ear.close()
         if not self._finished and not self._failed:
             raise UpstreamFailedError("the engine ended the stream before its answer was complete")
 
-    async def _forward(self, events: bytes) -> None:
+    async def _say(self, data: bytes) -> None:
+        self._sending = True
+        await self._sink.events(data)
+        self._sending = False
+
+    async def _fail(self, label: str, error: GatewayError) -> None:
+        if self._finished:
+            return  # the answer was complete, whatever happened to the connection then
+        self._exchange.failure = self._exchange.failure or label
+        if not self._failed:  # else the client has its error event
+            anthropic = self._kind.anthropic
+            await self._sink.events(sse.error_event(error_body(error, anthropic=anthropic), anthropic=anthropic))
+
+    # -- reading beside the stream -------------------------------------------------------------------------------------
+
+    def _feed(self, data: bytes) -> bytes:
+        try:
+            return self._framer.feed(data)
+        except ValueError as error:
+            raise UpstreamFailedError(f"the engine sent {error}") from None
+
+    def _read(self, events: bytes) -> bytes:
+        """Note what the events tell; returns those the client shall have. Most are only searched, not parsed."""
+        if any(mark in events for mark in self._end_marks):
+            events = self._cut_after_end(events)
+        self._time(events)
+        if b'"error"' in events and any(sse.is_error(document) for document in _documents(events)):
+            self._failed = True
+            self._exchange.failure = "engine_error_event"
+        return self._read_usage(events) if b'"usage"' in events else events
+
+    def _cut_after_end(self, events: bytes) -> bytes:
+        kept = []
+        for event in sse.split(events):
+            kept.append(event)
+            document = sse.json_of(event)
+            name = sse.data_of(event).strip() if document is None else str(document.get("type")).encode()
+            if name in self._end_marks:
+                self._finished = True
+                break
+        return b"".join(kept)
+
+    def _time(self, events: bytes) -> None:
         now = self._clock()
-        exchange = self._exchange
-        if exchange.first_token_s is None:
-            if self._has_content(events):
-                exchange.first_token_s = self._last_content_s = now
-        elif self._last_content_s is not None:
+        if self._exchange.first_token_s is None:
+            if any(map(sse.has_content, _documents(events))):
+                self._exchange.first_token_s = self._last_content_s = now
+        elif not self._finished:
             self._metrics.itl_seconds.observe((now - self._last_content_s) / max(1, events.count(b"\n\n")))
             self._last_content_s = now
-        if b'"usage":{' in events:
-            events = self._read_usage(events)
-        self._notice_end(events)
-        if events:
-            self._last_sent_s = now
-            self._sending = True
-            await self._sink.events(events)
-            self._sending = False
-
-    def _has_content(self, events: bytes) -> bool:
-        documents = (sse.json_of(event) for event in sse.split(events))
-        return any(sse.has_content(document) for document in documents if document is not None)
 
     def _read_usage(self, events: bytes) -> bytes:
         kept = []
         for event in sse.split(events):
             document = sse.json_of(event)
-            usage = sse.usage_of(document) if document is not None else None
-            if usage is not None and document is not None:
+            usage = None if document is None else sse.usage_of(document)
+            if document is not None and usage is not None:
                 self._exchange.prompt_tokens = max(self._exchange.prompt_tokens, usage[0])
                 self._exchange.generation_tokens = max(self._exchange.generation_tokens, usage[1])
                 if self._hide_usage and document.get("choices") == []:
                     continue
             kept.append(event)
-        return b"".join(kept) if self._hide_usage else events
+        return b"".join(kept)
 
-    def _notice_end(self, events: bytes) -> None:
-        marks = _END_MARKS.get(self._kind)
-        if marks is None:
-            self._finished = sse.DONE in events[-16:]
-        else:
-            self._finished = any(mark in events for mark in marks)
-        if b'data: {"error"' in events or b"event: error" in events:
-            first = sse.split(events)
-            if any((document := sse.json_of(event)) and document.get("error") for event in first):
-                self._failed = True
-                self._exchange.failure = "engine_error_event"
 
-    async def _fail(self, error: GatewayError) -> None:
-        self._exchange.failure = "timeout_in_stream" if isinstance(error, UpstreamTimeoutError) else "broken_stream"
-        if not self._sending and not self._finished:
-            anthropic = self._kind.anthropic
-            await self._sink.events(sse.error_event(error_body(error, anthropic=anthropic), anthropic=anthropic))
-
-    def _keep_alive(self) -> None:
-        """Called by a timer: idle hops cut a connection that a long prefill or queue leaves silent."""
-        loop = asyncio.get_running_loop()
-        silent_s = self._clock() - self._last_sent_s
-        if silent_s >= self._timeouts.keepalive_s and not self._sending:
-            self._last_sent_s = self._clock()
-            self._comment = loop.create_task(self._sink.events(sse.comment("waiting for the engine")))
-            silent_s = 0.0
-        self._keepalive = loop.call_later(max(0.05, self._timeouts.keepalive_s - silent_s), self._keep_alive)
+def _documents(events: bytes) -> list[dict[str, Any]]:
+    return [document for event in sse.split(events) if (document := sse.json_of(event)) is not None]

@@ -9,9 +9,8 @@ from typing import Any
 
 import orjson
 
-_BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n")  # vLLM ends lines with LF; proxies in between may make it CRLF
-_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_LINE = re.compile(rb"\r\n|\n|\r")  # never splitlines(): it also breaks JSON at U+2028 and U+0085
+_BLANK_LINE = re.compile(rb"\n\r?\n")  # vLLM ends lines with LF; proxies in between may make it CRLF
+_LINE = re.compile(rb"\r\n|\n|\r")  # never splitlines() on text: it also breaks JSON at U+2028 and U+0085
 DONE = b"[DONE]"
 
 
@@ -32,10 +31,10 @@ class Framer:
         tail = self.tail
         if not tail and data.endswith(b"\n\n"):  # the usual case: reads end where events end
             return data
-        seen = max(0, len(tail) - 3)  # a blank line may have begun in what came before
+        seen = max(0, len(tail) - 2)  # a blank line may have begun in what came before
         tail += data
-        lf, crlf = tail.rfind(b"\n\n", seen), tail.rfind(b"\r\n\r\n", seen)
-        end = max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
+        lf, crlf = tail.rfind(b"\n\n", seen), tail.rfind(b"\n\r\n", seen)
+        end = max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
         events = bytes(tail[:end])
         del tail[:end]
         if len(tail) > self.max_bytes:
@@ -44,11 +43,13 @@ class Framer:
 
 
 def split(events: bytes) -> list[bytes]:
-    """Whole events one by one, each with its terminating blank line."""
+    """Whole events one by one, each with its terminating blank line; joined again they are what came."""
     found, start = [], 0
     for match in _BLANK_LINE.finditer(events):
         found.append(events[start : match.end()])
         start = match.end()
+    if start < len(events):  # further blank lines
+        found.append(events[start:])
     return found
 
 
@@ -60,14 +61,16 @@ def data_of(event: bytes) -> bytes:
 
 def json_of(event: bytes) -> dict[str, Any] | None:
     """The event's data as a JSON object; None where it is none ([DONE], a comment, damage)."""
-    data = data_of(event)
-    if not data.startswith(b"{"):
-        return None
     try:
-        document = orjson.loads(data)
+        document = orjson.loads(data_of(event))
     except orjson.JSONDecodeError:
         return None
     return document if isinstance(document, dict) else None
+
+
+def is_error(document: dict[str, Any]) -> bool:
+    """Whether this event tells of a failure, in any of the served dialects."""
+    return bool(document.get("error")) or document.get("type") in ("error", "response.failed")
 
 
 def comment(text: str) -> bytes:
@@ -82,14 +85,18 @@ def error_event(body: bytes, *, anthropic: bool = False) -> bytes:
 
 def has_content(document: dict[str, Any]) -> bool:
     """Whether this event carries generated output, in any served dialect: the first such event is the first token."""
-    kind = document.get("type")
+    kind, delta = document.get("type"), document.get("delta")
     if isinstance(kind, str):  # responses and messages name their events
-        return kind.endswith(".delta") or kind == "content_block_delta"
+        if kind == "content_block_delta" and isinstance(delta, dict):
+            return any(delta.get(key) for key in ("text", "thinking", "partial_json"))
+        return kind.endswith(".delta") and bool(delta)
     for choice in document.get("choices") or ():
         if choice.get("text"):
             return True
-        delta = choice.get("delta") or {}
-        if any(delta.get(key) for key in ("content", "tool_calls", "reasoning", "reasoning_content", "refusal")):
+        delta = choice.get("delta")
+        if isinstance(delta, dict) and any(
+            delta.get(key) for key in ("content", "tool_calls", "reasoning", "reasoning_content", "refusal")
+        ):
             return True
     return False
 
@@ -97,14 +104,16 @@ def has_content(document: dict[str, Any]) -> bool:
 def usage_of(document: dict[str, Any]) -> tuple[int, int] | None:
     """Prompt and generation tokens, if this event or answer reports them, in any of the served dialects."""
     usage = document.get("usage")
-    if usage is None and isinstance(document.get("response"), dict):
-        usage = document["response"].get("usage")
-    if usage is None and isinstance(document.get("message"), dict):
-        usage = document["message"].get("usage")
+    for wrapper in ("response", "message"):  # where the events of responses and messages carry it
+        inner = document.get(wrapper)
+        if usage is None and isinstance(inner, dict):
+            usage = inner.get("usage")
     if not isinstance(usage, dict):
         return None
     prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0))
     generation = usage.get("completion_tokens", usage.get("output_tokens", 0))
     if not isinstance(prompt, int) or not isinstance(generation, int | None):
         return None
-    return prompt, generation or 0
+    # Messages counts what came from the prefix cache apart; everywhere else it is part of the prompt.
+    cached = [usage.get(f"cache_{how}_input_tokens") for how in ("read", "creation")]
+    return prompt + sum(count for count in cached if isinstance(count, int)), generation or 0
