@@ -286,8 +286,10 @@ def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 def _explain(error: ValidationError) -> list[str]:
     lines = []
-    for item in error.errors(include_url=False):
-        key = ".".join(str(part) for part in item["loc"])
+    items = [(".".join(str(part) for part in item["loc"]), item) for item in error.errors(include_url=False)]
+    for key, item in items:
+        if key and any(other.startswith(f"{key}.") for other, _ in items):
+            continue  # a list without its bad entries may be too short as well: only the entries are the mistake
         expectation = item["msg"].removeprefix("Value error, ")
         if not key:
             lines.append(expectation)
@@ -322,11 +324,13 @@ def load() -> Settings:
             ) from error
     elif named:
         raise SettingsError(f"{CONFIG_VARIABLE} = {named!r}: expected a file, found none")
-    mistakes = [f"{name} is not a setting (docs/settings.md lists them)" for name in _unknown_variables(os.environ)]
+    unknown = _unknown_variables(os.environ)
+    mistakes = [f"{name} is not a setting (docs/settings.md lists them)" for name in unknown]
     try:
         settings = Settings(**from_file)
     except ValidationError as error:
-        mistakes += _explain(error)
+        told = {name.upper().removeprefix(ENV_PREFIX).replace("__", ".").lower() for name in unknown}
+        mistakes += [line for line in _explain(error) if line.partition(" is not a setting")[0] not in told]
     except SourceError as error:  # a list or mapping in the environment that is no JSON
         field = str(error).partition('field "')[2].partition('"')[0]
         value = os.environ.get(ENV_PREFIX + field.upper(), "")
