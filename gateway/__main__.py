@@ -10,6 +10,7 @@ Exit codes: 0 stopped by a signal; 1 a setting, a file it names or an address ca
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import signal
@@ -64,6 +65,7 @@ def _server(app: App, settings: Settings) -> _Server:
         http=protocol_for(settings),
         ws="none",
         lifespan="off",
+        proxy_headers=False,  # nothing here depends on the client's address
         log_config=None,
         access_log=False,
         server_header=False,
@@ -91,12 +93,21 @@ async def serve(settings: Settings, public: socket.socket, admin: socket.socket)
                 group.create_task(server.serve([sock]))
             addresses = {"public": _address(public), "admin": _address(admin)}
             logger.info("serving", extra={"fields": addresses})
+            _calm_collector()
             await stop.wait()
             logger.info("draining", extra={"fields": {"in_flight": gateway.edge.open}})
             await gateway.drain(hurry)
             for server in servers:
                 server.should_exit = True
     logger.info("stopped")
+
+
+def _calm_collector() -> None:
+    """What was built so far lives for ever, and a request's objects die by counting: collecting cycles every 700
+    allocations, as is the default, took a quarter of a request's CPU time and found nothing."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def _address(sock: socket.socket) -> str:

@@ -147,7 +147,9 @@ class Inference:
         model = self._served_model(envelope)
         while True:
             ready = [replica for replica in self._replicas.ready(model) if replica.url not in tried]
-            chosen = choose([replica.candidate() for replica in ready], _affinity(envelope) if len(ready) > 1 else None)
+            if len(ready) == 1:
+                return ready[0]
+            chosen = choose([replica.candidate() for replica in ready], _affinity(envelope))
             if chosen is not None:
                 return ready[chosen]
             tried.clear()  # all of them refused: whoever is back by then may be asked again
@@ -187,11 +189,13 @@ class Inference:
         await self._deliver(exchange, reply, sink)
 
     async def _first_byte(self, url: str, body: bytes, exchange: Exchange, stream: bool) -> Answer:
-        """An engine sends the headers of a whole answer with the answer, so only streams have a limit of their own."""
-        limit_s = self._settings.timeouts.first_byte_s if stream else None
+        headers = _headers(exchange.upstream_id, exchange.trace)
+        if not stream:  # its headers come with the whole answer, so only the request's deadline limits them
+            return await self._upstream.post(url, body, headers)
+        limit_s = self._settings.timeouts.first_byte_s
         try:
             async with asyncio.timeout(limit_s):
-                return await self._upstream.post(url, body, _headers(exchange.upstream_id, exchange.trace))
+                return await self._upstream.post(url, body, headers)
         except TimeoutError:
             raise UpstreamTimeoutError(f"the engine began no answer within {limit_s:g} s") from None
 

@@ -15,7 +15,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "at": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
+            "at": datetime.datetime.fromtimestamp(record.created, datetime.UTC),
             "level": record.levelname,
             "logger": record.name,
             "event": record.getMessage(),
@@ -25,7 +25,7 @@ class JsonFormatter(logging.Formatter):
             line.update(fields)
         if record.exc_info:
             line["exception"] = _exception(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+        return orjson.dumps(line, default=str, option=orjson.OPT_UTC_Z).decode()
 
 
 def _exception(
@@ -41,6 +41,12 @@ def _exception(
         chain.append({"type": f"{type(error).__module__}.{type(error).__qualname__}", "frames": frames[-20:]})
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return {"chain": chain}
+
+
+def write_access(fields: dict[str, Any]) -> None:
+    """The one line a finished request leaves. Past `logging`, whose records cost a tenth of its whole work."""
+    line = {"at": datetime.datetime.now(datetime.UTC), "level": "INFO", "logger": "gateway.access", "event": "request"}
+    sys.stderr.write(orjson.dumps({**line, **fields}, option=orjson.OPT_UTC_Z).decode() + "\n")
 
 
 def configure(level: str) -> None:

@@ -6,6 +6,7 @@ were asked for, and counts and logs the request once when it ends.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -23,13 +24,13 @@ from gateway.errors import (
     error_body,
 )
 from gateway.exchange import Exchange
+from gateway.logs import write_access
 from gateway.metrics import Metrics
 from gateway.protocol import HOT_ROUTES, Kind
 from gateway.settings import Settings
 from gateway.sse import error_event
 from gateway.tracing import Tracing
 
-access_logger = logging.getLogger("gateway.access")
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # no key: load balancers ask here
@@ -57,11 +58,15 @@ class Edge:
         self._app = app
         self._authenticator = authenticator
         self._metrics = metrics
+        # Looking a series up by its labels costs more than counting in it; these are bounded by routes and keys.
+        self._ended = functools.lru_cache(4096)(metrics.requests.labels)
+        self._took = functools.lru_cache(64)(metrics.request_seconds.labels)
+        self._used = functools.lru_cache(4096)(metrics.tokens.labels)
         self._clock = clock
         self._tracing = tracing
         self._on_end = on_end
         self._origins = frozenset(origin.encode() for origin in settings.cors.allow_origins)
-        self._log = settings.logs.access
+        self._log = settings.logs.access and settings.logs.level in ("DEBUG", "INFO")
         self._tasks: set[asyncio.Task[Any]] = set()  # one for each request that has come and not ended
         self._cut = False
         self.draining = False
@@ -177,20 +182,20 @@ class Edge:
     def _finish(self, exchange: Exchange) -> None:
         now = self._clock()
         metrics, route, tenant = self._metrics, exchange.route, exchange.tenant_label
-        metrics.requests.labels(route, str(exchange.status), tenant).inc()
+        self._ended(route, str(exchange.status), tenant).inc()
         if exchange.failure:
             metrics.failures.labels(exchange.failure).inc()
         if route in HOT_ROUTES:
-            metrics.request_seconds.labels(route).observe(now - exchange.arrived_s)
+            self._took(route).observe(now - exchange.arrived_s)
             if exchange.first_token_s is not None:
                 metrics.ttft_seconds.labels(route).observe(exchange.first_token_s - exchange.arrived_s)
             if exchange.prompt_tokens:
-                metrics.tokens.labels(tenant, "prompt").inc(exchange.prompt_tokens)
-                metrics.tokens.labels(tenant, "generation").inc(exchange.generation_tokens)
+                self._used(tenant, "prompt").inc(exchange.prompt_tokens)
+                self._used(tenant, "generation").inc(exchange.generation_tokens)
         self._tracing.end(exchange)
         self._on_end(exchange)
         if self._log and route not in OPEN_PATHS:
-            access_logger.info("request", extra={"fields": _access_fields(exchange, now)})
+            write_access(_access_fields(exchange, now))
 
 
 _EXPOSED = b"x-request-id, retry-after"
