@@ -21,7 +21,8 @@ from gateway.settings import SettingsError
 logger = logging.getLogger(__name__)
 
 COMMIT_INTERVAL_S = 0.25  # well under the second that may be lost, for commits take their time too
-LAST_COMMIT_S = 5.0  # at the end of the process, for a disk that hangs
+LAST_TRIES = 4  # at the end of the process
+LAST_COMMIT_S = 10.0  # for all of them together, on a disk that hangs
 BUSY_S = 2.0  # another process has the file: usage export, a second gateway
 MAX_ROWS = 100_000  # never reached by days x tenants x models; if it were, the newest rows would be dropped, and told
 
@@ -70,6 +71,7 @@ class Ledger:
             raise SettingsError(
                 f"ledger.path = {str(path)!r}: {error}; expected a SQLite file, new or our own, in a writable directory"
             ) from None
+        self._opened = _identity(path)
         metrics.ledger_pending.set_function(lambda: len(self._table))
 
     def record(self, exchange: Exchange, model: str) -> None:
@@ -99,8 +101,7 @@ class Ledger:
             logger.error("the ledger's last commit hangs", extra={"fields": {"rows": len(self._table)}})
             return
         self._task.result()
-        if self._connection is not None:
-            self._connection.close()
+        self._close()
 
     def _add(self, row: Row, counts: Iterable[int]) -> None:
         sums = self._table.get(row)
@@ -120,6 +121,14 @@ class Ledger:
             except TimeoutError:
                 pass
             await self._commit()
+        for _ in range(LAST_TRIES):
+            await self._commit()
+            if not self._table:
+                return
+            await asyncio.sleep(COMMIT_INTERVAL_S)
+        logger.error(
+            "usage is lost, the ledger could not be written to the end", extra={"fields": {"rows": len(self._table)}}
+        )
 
     async def _commit(self) -> None:
         if not self._table:
@@ -146,16 +155,29 @@ class Ledger:
     def _write(self, batch: Table) -> None:
         """In a thread, one at a time. All of the batch is on disk when it returns, none of it when it raises."""
         try:
+            if self._connection is not None and _identity(self._path) != self._opened:
+                self._close()  # moved away or replaced: what is written into the old file nobody would find
             if self._connection is None:
                 self._connection = _open(self._path)
+                self._opened = _identity(self._path)
             with self._connection:
                 self._connection.executemany(_ADD, [(*row, *counts) for row, counts in batch.items()])
         except sqlite3.Error:
-            # The file may have been moved away or replaced: begin anew, by its name.
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                connection.close()
+            self._close()
             raise
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
 
 
 def _open(path: Path) -> sqlite3.Connection:
