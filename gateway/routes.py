@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from fastapi.telemetry import TelemetryConfig
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.exceptions import HTTPException
 
@@ -117,8 +118,9 @@ async def _drain_order(request: Request) -> _DrainOrder:
 
 
 def _bare_app() -> FastAPI:
-    """FastAPI without docs, redirects or its own error shape."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    """FastAPI without docs, redirects, telemetry of its own (tracing.py decides that) or its own error shape."""
+    off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, telemetry=off)
 
     async def gateway_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, GatewayError)

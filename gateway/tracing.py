@@ -1,6 +1,6 @@
 """W3C trace context: a client's is passed on to the engine; with tracing.otlp_endpoint a span of ours stands between.
 
-Off, the OpenTelemetry packages are not even imported. On, each inference request is one span, child of the client's and
+Off, the OpenTelemetry SDK is not even imported. On, each inference request is one span, child of the client's and
 parent of the engine's (vLLM's --otlp-traces-endpoint); the library batches and exports it in a thread of its own.
 """
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 Headers = Iterable[tuple[bytes, bytes]]
 FLUSH_S = 5.0  # at the end of the process, for a collector that is away
 
-_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]*)?")
+_TRACEPARENT = re.compile(
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]{0,200})?"
+)
 _TRACESTATE = re.compile(rb"[ -~\t]{1,512}")
 
 
