@@ -74,6 +74,13 @@ plan: .venv/.installed ## where a card's memory goes: MODEL=llama3-8b-awq GPU=rt
 engine-args: install ## capture the pinned engine's flags, variables and metrics; VERSION=0.26.0 adds that release to the history
 	$(PY) -m scripts.engine_args $(if $(VERSION),add $(VERSION),pinned)
 
+.PHONY: flags flags-docs
+flags: .venv/.installed ## the truth about a guide's flags: ARGS='vllm serve ... --flag', FILE=guide.txt, or piped; --lang zh answers in Chinese
+	@$(PY) -m scripts.flags $(if $(FILE),--file '$(FILE)') $(ARGS)
+
+flags-docs: .venv/.installed ## docs/flags.md and docs/flags.zh.md from the reviewed table
+	$(PY) -m scripts.flags.table
+
 ## ---- tenants ------------------------------------------------------------------------------------------------------
 .PHONY: keys usage settings-doc
 keys: .venv/.installed ## API keys: NAME=app1 adds one and prints it once; ARGS='list', ARGS='rotate app1', ARGS='revoke app1'

@@ -187,7 +187,7 @@ class Modules:
 
     @staticmethod
     def enum(node: ast.ClassDef) -> list[str]:
-        """The values of an Enum of strings (its member names, where the values are something else)."""
+        """The values of an Enum of strings; the member names where they are something else, numbers beside them."""
         if not any("Enum" in ast.unparse(base) for base in node.bases):
             return []
         pairs = [
@@ -197,7 +197,8 @@ class Modules:
         ]
         names = [name for name, _ in pairs if name.isupper() and not name.startswith("_")]
         values = [value for name, value in pairs if name in names and isinstance(value, str) and "." not in value]
-        return values if len(values) == len(names) else names
+        numbers = [str(value) for name, value in pairs if name in names and isinstance(value, int)]
+        return values if len(values) == len(names) else [*names, *numbers]
 
     def options(self, relative: str, node: ast.expr) -> Iterator[Any]:
         """The members of a `choices=` expression."""

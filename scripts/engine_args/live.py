@@ -88,7 +88,8 @@ def _label(kind: Any) -> str:
 
 def _enum_names(annotation: object) -> list[str]:
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return [member for member in annotation.__members__ if not member.startswith("_")]
+        members = {name: member.value for name, member in annotation.__members__.items() if not name.startswith("_")}
+        return [*members, *(str(value) for value in members.values() if isinstance(value, int))]
     return next((found for part in typing.get_args(annotation) if (found := _enum_names(part))), [])
 
 

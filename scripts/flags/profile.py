@@ -1,0 +1,74 @@
+"""From findings to a profile in vLLM's own config format, and the lines of an env file. Pure."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from scripts.flags.finding import SECRET, Finding
+from scripts.flags.parts import Paste
+
+
+@dataclass(frozen=True)
+class Profile:
+    """`settings` in the order of the paste; `env` holds no secret: such variables are named with no value."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    model: str | None = None
+
+    def yaml(self, version: str, source: str) -> str:
+        """The file's text; a line for the model is a comment where the paste named none."""
+        lines = [f"# Made from {source}; every key is a flag of vLLM {version}.", ""]
+        if self.model is None:
+            lines.append("# model: the paste names none; put it here, or after `vllm serve`")
+        for key, value in self.settings.items():
+            lines += yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=10_000).splitlines()
+        return "\n".join(lines) + "\n"
+
+    def env_lines(self) -> str:
+        """The text of the env file's lines, empty where none are wanted."""
+        note = "# fill in: the secret itself was not copied\n"
+        return "".join(f"{'' if value else note}{name}={value}\n" for name, value in self.env.items())
+
+
+def build(paste: Paste, findings: list[Finding]) -> Profile:
+    """The profile of the last engine start in the paste; flags that only its prose names don't go in."""
+    starts = [start for start in paste.starts if start.launcher.split(".")[0] != "awq"]
+    lines = {given.line for start in starts[-1:] for given in start.given} | {start.line for start in starts[-1:]}
+    model = starts[-1].model if starts else None
+    settings: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    for finding in findings:
+        if finding.kind == "flag" and finding.line in lines:
+            for key, value in finding.settings.items():
+                both_nest = isinstance(settings.get(key), dict) and isinstance(value, dict)
+                settings[key] = _merged(settings[key], value) if both_nest else value
+        if finding.kind == "variable" or finding.line in lines:
+            env |= {name: _safe(name, value) for name, value in finding.environment.items()}
+    named = settings.pop("model", None)
+    model = model or (named if isinstance(named, str) else None)
+    if model and not model.startswith("$"):
+        settings = {"model": model, **settings}
+    else:
+        model = None
+    return Profile(settings, env, model)
+
+
+def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **one,
+        **{
+            k: _merged(one[k], v) if isinstance(v, dict) and isinstance(one.get(k), dict) else v
+            for k, v in other.items()
+        },
+    }
+
+
+def _safe(name: str, value: str) -> str:
+    """A value fit for a file that may be shown: a secret's place stays empty."""
+    if SECRET.search(name):
+        return ""
+    return value if re.fullmatch(r"[\w./:,@%+=-]*", value) else json.dumps(value, ensure_ascii=False)
