@@ -24,6 +24,7 @@ from gateway.batching import MicroBatcher, Target
 from gateway.client import ClientSink, ClientWatch, Receive, Scope, Send, Sink, read_body, request_timeout_s
 from gateway.coalescing import Coalescer, deterministic
 from gateway.errors import (
+    BadRequestError,
     UnavailableError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
@@ -32,7 +33,7 @@ from gateway.exchange import Exchange, Reply
 from gateway.limits import TokenEstimator, request_cost
 from gateway.merging import mergeable
 from gateway.metrics import Metrics
-from gateway.protocol import HOT_ROUTES, Envelope, Kind, parse, unknown_model, with_fields
+from gateway.protocol import HOT_ROUTES, Envelope, Kind, carries_grammar, parse, unknown_model, with_fields
 from gateway.relay import StreamRelay, read_whole
 from gateway.replicas import Replica, Replicas
 from gateway.routing import choose
@@ -186,6 +187,13 @@ class Inference:
                 reply = await read_whole(answer, envelope.kind)
             finally:
                 answer.close()
+        if reply.status == 500 and carries_grammar(envelope):
+            # vLLM 0.32 answers 500 to a grammar that does not compile, and SDKs repeat a 500. It is the client's.
+            raise BadRequestError(
+                "the engine failed on this request's grammar; most likely it does not compile",
+                param="structured_outputs",
+                code="invalid_grammar",
+            )
         await self._deliver(exchange, reply, sink)
 
     async def _first_byte(self, url: str, body: bytes, exchange: Exchange, stream: bool) -> Answer:

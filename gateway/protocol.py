@@ -289,6 +289,12 @@ def _text_size(value: Any) -> PromptSize:
     return PromptSize(chars=chars, extra_bytes=extra)
 
 
+def carries_grammar(envelope: Envelope) -> bool:
+    """Whether the client sent a grammar of its own, which only the engine's compiler can judge."""
+    options = envelope.document.get("structured_outputs")
+    return isinstance(options, dict) and options.get("grammar") is not None
+
+
 def route(method: str, path: str) -> Kind | None:
     """The hot route of a request, if it is one. Paths are compared whole: no slash games, no decoding twice."""
     return HOT_ROUTES.get(path) if method == "POST" else None

@@ -184,3 +184,13 @@ async def test_a_short_answer_is_not_slowed_by_ten_times_the_load(engine: FakeEn
         await asyncio.gather(*tasks)
         assert sorted(times)[10] < 1.0, times
         await up.settled()
+
+
+async def test_a_500_over_a_clients_own_grammar_is_the_clients_error_and_sdks_do_not_repeat_it(
+    up: Running, engine: FakeEngine
+) -> None:
+    boom = Script(status=500, body=b'{"error":{"message":"Internal server error"}}')
+    engine.script(COMPLETIONS, boom, boom)
+    refused = await up.completion("p", structured_outputs={"grammar": "root ::= "})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_grammar")
+    assert (await up.completion("p")).status_code == 500
