@@ -1,6 +1,7 @@
 """Micro-batching: what merges, what must not, and that nobody can tell by the answer."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.engine import MODEL, POISON, FakeEngine, Script
 from tests.wire.conftest import Running, serve
+from tests.wire.test_overload import keys_file
 
 COMPLETIONS = "/v1/completions"
 # A window no test waits out: groups leave because they are full, or because the replica runs dry.
@@ -263,6 +265,45 @@ async def test_token_ids_are_stripped_unless_asked_for(engine: FakeEngine) -> No
                 choice = answer.json()["choices"][0]
                 assert (choice["token_ids"] is not None) == bool(asked)
                 assert (choice["prompt_token_ids"] is not None) == bool(asked)
+
+
+# -- whose requests may share ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "merge"),
+    [
+        ({}, {}, True),  # one shared cache, so one shared call too
+        ({"group": "a"}, {"group": "a"}, True),
+        ({"group": "a"}, {"group": "b"}, False),
+        ({"group": "a"}, {}, False),
+        ({"priority": 1}, {"priority": 1}, True),
+        ({"priority": 1}, {"priority": 2}, False),
+        ({"prompt_tokens_details": True}, {}, False),  # it would get the details of its neighbour's prompt
+    ],
+    ids=str,
+)
+async def test_keys_share_a_call_only_within_one_salt_group_and_priority(
+    engine: FakeEngine, tmp_path: Path, one: dict[str, Any], two: dict[str, Any], merge: bool
+) -> None:
+    headers = keys_file(tmp_path / "keys.json", one=one, two=two, busy={})
+    auth = {"disabled": False, "keys_file": str(tmp_path / "keys.json")}
+    batching = {"window_ms": 100}
+    async with serve([engine.url], auth=auth, batching=batching, policy={"engine_priority": True}) as up:
+        engine.script("/v1/chat/completions", Script(delay_s=0.3))
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": "keep busy"}]}
+        first = asyncio.create_task(up.client.post("/v1/chat/completions", json=chat, headers=headers["busy"]))
+        while not engine.asked("/v1/chat/completions"):
+            await asyncio.sleep(0.001)
+        body = {"model": MODEL, "prompt": "p", "temperature": 0}
+        answers = await asyncio.gather(
+            *(up.client.post(COMPLETIONS, json=body, headers=headers[name]) for name in ("one", "two"))
+        )
+        await first
+        assert {answer.status_code for answer in answers} == {200}
+        sent = engine.asked(COMPLETIONS)
+        assert len(sent) == (1 if merge else 2)
+        assert {seen.json.get("cache_salt") for seen in sent} == {one.get("group"), two.get("group")}
 
 
 # -- embeddings --------------------------------------------------------------------------------------------------------

@@ -196,6 +196,34 @@ async def test_the_keys_priority_reaches_an_engine_that_schedules_by_it(engine: 
         assert engine.asked(COMPLETIONS)[0].json["priority"] == -5
 
 
+@pytest.mark.parametrize(
+    ("limits", "cause"),
+    [
+        ({"requests_per_minute": 1}, "key_requests"),
+        ({"tokens_per_minute": 250}, "key_tokens"),
+        ({"concurrent": 1}, "key_concurrency"),
+    ],
+    ids=["requests", "tokens", "concurrent"],
+)
+async def test_a_key_that_is_over_its_own_limit_is_told_so_and_others_are_not_touched(
+    engine: FakeEngine, tmp_path: Path, limits: dict[str, int], cause: str
+) -> None:
+    headers = keys_file(tmp_path / "keys.json", limited=limits, free={})
+    async with serve([engine.url], auth={"disabled": False, "keys_file": str(tmp_path / "keys.json")}) as up:
+        engine.script(COMPLETIONS, Script(delay_s=0.3))
+        first = asyncio.create_task(ask(up, "first", headers["limited"]))
+        while not engine.asked(COMPLETIONS):
+            await asyncio.sleep(0.001)
+        second = await ask(up, "second", headers["limited"])
+        assert second.status_code == 429
+        assert second.headers["retry-after"]
+        assert second.json()["error"]["type"] == "rate_limit_error"
+        assert (await ask(up, "other", headers["free"])).status_code == 200
+        assert (await first).status_code == 200
+        assert await up.metric("gateway_shed_total", cause=cause, tenant="limited") == 1
+        assert [seen.json["prompt"] for seen in engine.asked(COMPLETIONS)] == ["first", "other"]
+
+
 # -- the waiting room --------------------------------------------------------------------------------------------------
 
 
