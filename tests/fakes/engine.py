@@ -12,10 +12,8 @@ import contextlib
 import gzip
 import itertools
 import json
-import os
 import re
 import time
-import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -24,11 +22,13 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from tests.fakes import dialects
+from tests.fakes.model import MAX_MODEL_LEN, POISON, generate, is_probe, refusal
+
+__all__ = ["MODEL", "POISON", "RESET", "FakeEngine", "Script", "Seen", "events_of"]
+
 MODEL = "fake-8b"
-MAX_MODEL_LEN = 8192
-POISON = "POISON"  # a prompt the engine refuses, failing the whole list it stands in
 OUT_OF_LUCK = b'{"error":{"message":"out of luck","type":"InternalServerError","code":500}}'
-_WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass
@@ -54,6 +54,15 @@ class Script:
     drop_token_ids: bool = False
     drop_choice: bool = False
     extra_usage: int = 0  # prompt tokens an embedding engine adds of its own
+    # Instead of an event stream: bytes are written one by one, events waited for, RESET resets, the end is a clean one.
+    pieces: list["bytes | asyncio.Event | Reset"] | None = None
+
+
+class Reset:
+    """In `Script.pieces`: the connection is reset here."""
+
+
+RESET = Reset()
 
 
 @dataclass
@@ -67,6 +76,7 @@ class Seen:
     at_s: float
     aborted_s: float | None = None  # when the gateway broke it off
     finished: bool = False
+    sent_bytes: int = 0  # of a stream
 
 
 class FakeEngine:
@@ -114,7 +124,7 @@ class FakeEngine:
 
     def asked(self, path: str) -> list[Seen]:
         """Requests of clients, without the gateway's own probes."""
-        return [seen for seen in self.seen if seen.path == path and not _is_probe(seen.json)]
+        return [seen for seen in self.seen if seen.path == path and not is_probe(seen.json)]
 
     def freeze(self) -> None:
         self.frozen = True
@@ -162,8 +172,8 @@ class FakeEngine:
         return web.json_response({"error": "Unauthorized"}, status=401)
 
     async def _models(self, request: web.Request) -> web.Response:
-        if (refusal := self._keyless(request)) is not None:
-            return refusal
+        if (unauthorized := self._keyless(request)) is not None:
+            return unauthorized
         if self.models_page is not None:
             return web.Response(text=self.models_page, content_type="text/html")
         data = [
@@ -195,8 +205,8 @@ class FakeEngine:
         document = json.loads(raw)
         seen = Seen(request.path, dict(request.headers), raw, document, time.monotonic())
         self.seen.append(seen)
-        if (refusal := self._keyless(request)) is not None:
-            return refusal
+        if (unauthorized := self._keyless(request)) is not None:
+            return unauthorized
         self.active += 1
         self.peak = max(self.peak, self.active)
         try:
@@ -214,7 +224,7 @@ class FakeEngine:
 
     async def _act(self, request: web.Request, seen: Seen) -> web.StreamResponse:
         queue = self.scripts[request.path]
-        script = queue.popleft() if queue and not _is_probe(seen.json) else self.default
+        script = queue.popleft() if queue and not is_probe(seen.json) else self.default
         if script.hang:
             await asyncio.Event().wait()
         if script.delay_s or self.service_s:
@@ -223,13 +233,11 @@ class FakeEngine:
             return await _reset(request)
         if script.status != 200 or script.body is not None:
             return web.Response(status=script.status, body=script.body or b"", headers=script.headers)
-        refusal = _refusal(seen.json)
-        if refusal is not None:
-            return web.json_response(
-                {"error": {"message": refusal, "type": "BadRequestError", "param": "prompt", "code": 400}}, status=400
-            )
+        error = refusal(seen.json)
+        if error is not None:
+            return web.json_response({"error": error}, status=400)
         if seen.json.get("stream"):
-            return await self._stream(request, seen.json, script)
+            return await self._stream(request, seen, script)
         body = orjson.dumps(self._answer(request, seen.json, script))
         if script.gzip:
             return web.Response(
@@ -239,7 +247,7 @@ class FakeEngine:
 
     def _answer(self, request: web.Request, document: dict[str, Any], script: Script) -> dict[str, Any]:
         if request.path == "/v1/embeddings":
-            return self._embeddings(document, script)
+            return dialects.embeddings(document, script.extra_usage)
         choices, usage = generate(document)
         self._count(usage)
         if script.drop_choice:
@@ -247,46 +255,37 @@ class FakeEngine:
         if script.drop_token_ids:
             for choice in choices:
                 choice["token_ids"] = choice["prompt_token_ids"] = None
+        dialect = {"/v1/responses": dialects.response, "/v1/messages": dialects.message}.get(request.path)
+        if dialect is not None:
+            return dialect(choices[0], usage, document["model"], _request_id(request))
         prefix = "cmpl" if request.path == "/v1/completions" else "chatcmpl"
         if prefix == "chatcmpl":
             for choice in choices:
                 choice["message"] = {"role": "assistant", "content": choice.pop("text")}
         return {
-            "id": f"{prefix}-{request.headers.get('X-Request-Id', 'none')}",
-            "object": "text_completion",
+            "id": f"{prefix}-{_request_id(request)}",
+            "object": "text_completion" if prefix == "cmpl" else "chat.completion",
             "created": 1700000000,
             "model": document.get("model"),
             "choices": choices,
             "usage": usage,
         }
 
-    def _embeddings(self, document: dict[str, Any], script: Script) -> dict[str, Any]:
-        inputs = prompts_of(document.get("input"))
-        data = [
-            {"object": "embedding", "index": i, "embedding": [_hash(tokens, k) % 1000 / 1000 for k in range(4)]}
-            for i, tokens in enumerate(map(tokenize, inputs))
-        ]
-        count = sum(len(tokenize(text)) for text in inputs) + script.extra_usage
-        return {
-            "object": "list",
-            "data": data,
-            "model": document.get("model"),
-            "usage": {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0},
-        }
-
     def _count(self, usage: dict[str, Any]) -> None:
         self.counters["prompt"] += usage["prompt_tokens"]
         self.counters["generation"] += usage["completion_tokens"]
 
-    async def _stream(self, request: web.Request, document: dict[str, Any], script: Script) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, seen: Seen, script: Script) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
+        if script.pieces is not None:
+            return await self._write_pieces(request, response, seen, script.pieces)
         if self.gate is not None:
             await self.gate.wait()
         if script.first_token_s:
             await asyncio.sleep(script.first_token_s)
         newline = b"\r\n" if script.crlf else b"\n"
-        events = self._events(request, document)
+        events = self._events(request, seen.json)
         pending: list[bytes] = []
         for number in itertools.count():
             if number == script.reset_after:
@@ -298,14 +297,12 @@ class FakeEngine:
             if number == script.end_after:
                 break
             if number == script.error_event_after:
-                pending.append(
-                    b'data: {"error":{"message":"out of luck","type":"InternalServerError","code":500}}' + newline * 2
-                )
+                pending.append(b"data: " + OUT_OF_LUCK + newline * 2)
                 break
             if number == len(events):
                 break
             self.counters["generation"] += 1
-            pending.append(b"data: " + events[number] + newline * 2)
+            pending.append(events[number].replace(b"\n", newline) + newline * 2)
             if len(pending) >= script.events_per_write:
                 await _write(response, pending, script)
             if script.token_s:
@@ -314,30 +311,33 @@ class FakeEngine:
         await response.write_eof()
         return response
 
-    def _events(self, request: web.Request, document: dict[str, Any]) -> list[bytes]:
-        """A stream's events: role (chat), one a token, finish, usage if asked for, [DONE]."""
-        choices, usage = generate(document)
-        chat = request.path == "/v1/chat/completions"
-        events: list[Any] = []
-        base = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{request.headers.get('X-Request-Id', 'none')}",
-            "object": "chat.completion.chunk" if chat else "text_completion",
-            "created": 1700000000,
-            "model": document.get("model"),
-        }
-        for choice in choices:
-            pieces = re.findall(r" \w+", choice["text"])
-            if chat:
-                events.append({"index": choice["index"], "delta": {"role": "assistant", "content": ""}})
-                events += [{"index": choice["index"], "delta": {"content": piece}} for piece in pieces]
-                events.append({"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]})
+    async def _write_pieces(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        seen: Seen,
+        pieces: list[bytes | asyncio.Event | Reset],
+    ) -> web.StreamResponse:
+        for piece in pieces:
+            if isinstance(piece, Reset):
+                return await _reset(request)
+            if isinstance(piece, bytes):
+                await response.write(piece)
+                seen.sent_bytes += len(piece)
+                await asyncio.sleep(0)  # each piece its own write on the socket
             else:
-                events += [{"index": choice["index"], "text": piece, "finish_reason": None} for piece in pieces]
-                events.append({"index": choice["index"], "text": "", "finish_reason": choice["finish_reason"]})
-        rows = [{**base, "choices": [event]} for event in events]
-        if (document.get("stream_options") or {}).get("include_usage"):
-            rows.append({**base, "choices": [], "usage": usage})
-        return [*map(orjson.dumps, rows), b"[DONE]"]
+                await piece.wait()
+        await response.write_eof()
+        return response
+
+    def _events(self, request: web.Request, document: dict[str, Any]) -> list[bytes]:
+        """A stream's events, each without its blank line."""
+        choices, usage = generate(document)
+        self.counters["prompt"] += usage["prompt_tokens"]
+        dialect = {"/v1/responses": dialects.response_events, "/v1/messages": dialects.message_events}.get(request.path)
+        if dialect is not None:
+            return dialect(choices[0], usage, document["model"], _request_id(request))
+        return dialects.chunk_events(request.path, choices, usage, document, _request_id(request))
 
 
 async def _write(response: web.StreamResponse, pending: list[bytes], script: Script) -> None:
@@ -359,94 +359,8 @@ async def _reset(request: web.Request) -> web.StreamResponse:
     raise ConnectionResetError
 
 
-def _is_probe(document: dict[str, Any]) -> bool:
-    return document.get("prompt") == "Hi" and document.get("max_tokens") == 1
-
-
-def _refusal(document: dict[str, Any]) -> str | None:
-    prompts = prompts_of(document.get("prompt", document.get("messages", document.get("input"))))
-    if any(prompt in ("", []) or (isinstance(prompt, str) and POISON in prompt) for prompt in prompts):
-        return "a prompt of this list can't be served"
-    longest = max((len(tokenize(prompt)) for prompt in prompts), default=0)
-    if longest + (document.get("max_tokens") or 1) > MAX_MODEL_LEN:
-        return f"This model's maximum context length is {MAX_MODEL_LEN} tokens."
-    return None
-
-
-def prompts_of(value: Any) -> list[Any]:
-    """The list of prompts in any of the API's spellings; a chat is one prompt."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return [json.dumps(value, ensure_ascii=False)]
-    if isinstance(value, list) and value and isinstance(value[0], int):
-        return [value]
-    return value if isinstance(value, list) else []
-
-
-def tokenize(prompt: Any) -> list[int]:
-    """A beginning-of-text token and one a word or sign; ids stay as they are."""
-    if isinstance(prompt, list):
-        return prompt
-    return [1] + [zlib.crc32(word.encode()) % 50_000 for word in _WORDS.findall(prompt)]
-
-
-def _hash(tokens: list[int], salt: Any) -> int:
-    return zlib.crc32(repr((tokens, salt)).encode())
-
-
-# What changes the answer; everything else (user, stream, …) does not.
-_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "logit_bias", "stop", "min_p")
-
-
-def generate(document: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Choices (prompt-major with n) and usage. Deterministic at temperature 0 or with a seed, else random."""
-    prompts = prompts_of(document.get("prompt", document.get("messages", document.get("input"))))
-    n = document.get("n") or 1
-    most = document.get("max_tokens") or document.get("max_completion_tokens") or 16
-    random = document.get("temperature") != 0 and document.get("seed") is None
-    sampling = [document.get(name) for name in _SAMPLING]
-    choices: list[dict[str, Any]] = []
-    prompt_tokens = generation_tokens = 0
-    for prompt in prompts:
-        ids = tokenize(prompt)
-        prompt_tokens += len(ids)
-        for copy in range(n):
-            salt = (sampling, copy, os.urandom(8) if random else b"")
-            tokens: list[int] = []
-            finish = "length"
-            while len(tokens) < most:
-                token = _hash(ids, (salt, len(tokens)))
-                tokens.append(token % 50_000)
-                if token % 29 == 0:
-                    finish = "stop"
-                    break
-            generation_tokens += len(tokens)
-            logprobs = None
-            if document.get("logprobs") is not None:
-                logprobs = {
-                    "token_logprobs": [-(token % 700) / 300 for token in tokens],
-                    "tokens": [f" w{t}" for t in tokens],
-                }
-            wants_ids = document.get("return_token_ids")
-            choices.append(
-                {
-                    "index": len(choices),
-                    "text": "".join(f" w{token}" for token in tokens),
-                    "logprobs": logprobs,
-                    "finish_reason": finish,
-                    "stop_reason": None,
-                    "token_ids": tokens if wants_ids else None,
-                    "prompt_token_ids": ids if wants_ids else None,
-                }
-            )
-    usage = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": generation_tokens,
-        "total_tokens": prompt_tokens + generation_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
-    }
-    return choices, usage
+def _request_id(request: web.Request) -> str:
+    return request.headers.get("X-Request-Id", "none")
 
 
 async def _serve_forever(port: int, token_s: float, service_s: float, slots: int) -> None:
