@@ -14,7 +14,7 @@ from scripts.flags.parts import Paste, Start
 from scripts.flags.settings import fill, filled_settings, setting
 from scripts.flags.shell import Given
 from scripts.flags.truth import CHANGE, Entry, Say, Truth, canonical
-from scripts.flags.values import MisfitError, fit
+from scripts.flags.values import MisfitError, fit, is_variable
 
 
 class Judge:
@@ -102,7 +102,6 @@ class Judge:
                 return self._from_entry("flag", subject, entry, given.line, life, given)
             near = nearest(name, [n for f in self.engine.flags for n in f.names if n.startswith("--")])
             return say.missing("flag", str(shown), given.line, self.engine.version, life, near, self.history.versions)
-        key = flag.name.removeprefix("--")
         try:
             value = fit(flag, given)
         except MisfitError as misfit:
@@ -112,14 +111,14 @@ class Judge:
             if config and flag.form == "boolean":
                 return say.false_in_config(flag, subject, given.line, settings)
             return say.misfit(subject, misfit.say, given.line, settings)
-        settings = setting(flag, value)
+        settings = {} if given.value and is_variable(given.value) else setting(flag, value)
         if entry:
             found = self._from_entry("flag", subject, entry, given.line, life, given, settings)
             multiple = say.multiple(flag, given, value)
             return dataclasses.replace(found, why=found.why + multiple) if multiple else found
         if flag.form not in ("switch", "list") and value == flag.default and flag.default is not None:
             return say.default(subject, flag, given.line)
-        return say.real_flag(subject, flag, given, value, settings, key)
+        return say.real_flag(subject, flag, given, value, settings)
 
     def _meant(self, flag: Flag, value: Any) -> dict[str, Any]:
         """What a badly written flag puts into the profile: what it meant, unless the table calls that harmful."""

@@ -9,6 +9,7 @@ import yaml
 
 from scripts.flags.finding import SECRET, Finding
 from scripts.flags.parts import Paste
+from scripts.flags.values import is_variable
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def build(paste: Paste, findings: list[Finding]) -> Profile:
             env |= {name: _safe(name, value) for name, value in finding.environment.items()}
     named = settings.pop("model", None)
     model = model or (named if isinstance(named, str) else None)
-    if model and not model.startswith("$"):
+    if model and not is_variable(model):
         settings = {"model": model, **settings}
     else:
         model = None

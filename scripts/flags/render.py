@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from scripts.flags.finding import Finding
 from scripts.flags.profile import Profile
+from scripts.flags.text import CJK
 from scripts.flags.truth import Say
 
 COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
@@ -63,9 +64,9 @@ def columns(text: str) -> int:
 def wrap(text: str, width: int) -> list[str]:
     """The text in lines of at most `width` columns, broken at blanks and between Chinese characters."""
     lines, current = [], ""
+    room = width - 2 if CJK.search(text) else width  # two columns are kept for a closing mark, which may not move on
     for atom in re.findall(r"\s+|[\u2e80-\u9fff\uf900-\uffef]|[^\s\u2e80-\u9fff\uf900-\uffef]+", text):
-        fits = columns(current + atom) <= width
-        if fits or (atom in CLOSING and current) or not current:
+        if not current or columns(current + atom) <= (width if atom in CLOSING else room):
             current += atom
         else:
             moved = current[-1] if current[-1] in OPENING else ""
@@ -83,7 +84,7 @@ def report(findings: list[Finding], profile: Profile, version: str, origin: str,
         f"vLLM {version}（{'依据其自身解析器' if origin == 'live parser' else '依据其源码'}）："
         f"共识别 {len(findings)} 项，需要修改 {changes} 项",
     )
-    lines = [style.paint(head, "bold"), ""]
+    lines = [*(style.paint(part, "bold") for part in wrap(head, style.width)), ""]
     for kind, titles in KINDS.items():
         chosen = merged([finding for finding in findings if finding.kind == kind])
         if chosen:
@@ -114,7 +115,7 @@ def _rows(findings: list[Finding], style: Style) -> Iterator[str]:
         verdict = style.pick(finding.verdict, WORDS[finding.verdict])
         if finding.gone_in:
             verdict = style.pick(f"{finding.verdict}, gone in {finding.gone_in}", f"{verdict}（{finding.gone_in} 起）")
-        if columns(subject) > room:
+        if columns(subject) > room or room + columns(verdict) + 6 > style.width:
             first, *rest = wrap(subject, style.width - 4)
             yield f"  {style.paint(mark, colour)} {style.paint(first, 'bold')}"
             yield from (f"    {style.paint(part, 'bold')}" for part in rest)

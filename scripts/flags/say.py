@@ -118,12 +118,12 @@ def multiple(flag: Flag, given: Given, value: Any) -> Say | None:
     )
 
 
-def real_flag(subject: Say, flag: Flag, given: Given, value: Any, settings: dict[str, Any], key: str) -> Finding:
+def real_flag(subject: Say, flag: Flag, given: Given, value: Any, settings: dict[str, Any]) -> Finding:
     """A flag that exists and whose value fits."""
     en, zh = "Exists.", "存在。"
-    if given.values and is_variable(given.values[0]):
-        en, zh = "Exists; the value is a shell variable, so it was not checked.", "存在；取值是 shell 变量，未检查。"
-        settings = {}
+    if given.value and is_variable(given.value):
+        en = "Exists; a shell variable is in the value, so it was not checked and a config file can't hold it."
+        zh = "存在；取值含有 shell 变量，未检查，也不能写进配置文件。"
     elif given.name.startswith("--") and given.name.split(".")[0].replace("_", "-") not in (*flag.names, flag.negative):
         en, zh = f"Short for {flag.name}: write it out.", f"是 {flag.name} 的缩写：请写全称。"
     elif found := multiple(flag, given, value):

@@ -142,9 +142,11 @@ class Truth:
 
     def about(self, kind: str, name: str, value: str | None, version: str) -> Iterator[Entry]:
         """Entries of a kind ("flags", "metrics", ...) for a name and value, as of a release, in file order."""
-        for entry in self.entries:
-            if name in getattr(entry, kind) and entry.holds(version) and entry.matches(value):
-                yield entry
+        return (entry for entry in self.about_any(kind, name, version) if entry.matches(value))
+
+    def about_any(self, kind: str, name: str, version: str) -> Iterator[Entry]:
+        """The same for whatever value."""
+        return (entry for entry in self.entries if name in getattr(entry, kind) and entry.holds(version))
 
     def names(self, kind: str) -> set[str]:
         """Every name the table has an entry of this kind for."""

@@ -22,8 +22,8 @@ class MisfitError(Exception):
 
 
 def is_variable(value: str) -> bool:
-    """A shell variable: nothing to check."""
-    return value.startswith("$")
+    """Whether a shell variable is in it: nothing to check, and a config file would not expand it."""
+    return re.search(r"\$\{?\w", value) is not None
 
 
 def fit(flag: Flag, given: Given) -> Any:
@@ -34,7 +34,7 @@ def fit(flag: Flag, given: Given) -> Any:
         if flag.form == "optional":
             return True
         raise MisfitError("It needs a value and has none.", "该参数需要一个取值，这里没有给出。")
-    if "." in given.name and flag.type == "json":
+    if "." in given.name and str(flag.type).startswith("json"):
         return _nested(given)
     if flag.form == "list":
         return [_scalar(flag, value) for value in given.values]

@@ -27,7 +27,7 @@ def given(text: str) -> list[str]:
         "vllm serve Qwen/Qwen3-8B ^\r\n --max-model-len 4096 ^\r\n --kv-cache-dtype fp8 ^\r\n --enforce-eager",
         "vllm serve Qwen/Qwen3-8B `\n --max-model-len 4096 `\n --kv-cache-dtype fp8 `\n --enforce-eager",
         "vllm serve Qwen/Qwen3-8B\n    --max-model-len 4096\n    --kv-cache-dtype fp8\n    --enforce-eager",
-        "vllm serve Qwen/Qwen3-8B \\\n # note\n --max-model-len 4096 \\ # n\n --kv-cache-dtype fp8 \\\n --enforce-eager",
+        "vllm serve Qwen/Qwen3-8B \\\n # x\n --max-model-len 4096 \\ # n\n --kv-cache-dtype fp8 \\\n --enforce-eager",
         "vllm serve Qwen/Qwen3-8B ——max-model-len ４０９６ —kv-cache-dtype “fp8” –-enforce-eager",
         "vllm　serve　Qwen/Qwen3-8B －－max－model－len＝4096 --kv-cache-dtype ‘fp8’ --enforce‑eager",
         "vllm serve Qwen/Qwen3-8B --max_model_len 4096 --kv_cache_dtype=fp8 --enforce_eager",
