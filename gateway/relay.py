@@ -5,6 +5,7 @@ looked for is read beside the stream. Once a stream has begun, a failure becomes
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -87,12 +88,13 @@ class _Ear:
         self._cancels = task.cancelling()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf  # when it rings
         self._listening = False
         self._rang = False
 
     async def chunk(self) -> bytes | None:
         """Like Answer.chunk; None when `until_s` passed first, and then nothing is lost: call it again."""
-        if self._timer is None:
+        if self.until_s < self._timer_s:
             self._set_timer()
         self._listening = True
         try:
@@ -109,10 +111,12 @@ class _Ear:
             self._timer.cancel()
 
     def _set_timer(self) -> None:
+        self.close()
+        self._timer_s = self.until_s
         self._timer = self._loop.call_later(max(0.001, self.until_s - self._clock()), self._ring)
 
     def _ring(self) -> None:
-        self._timer = None
+        self._timer_s = math.inf
         if not self._listening:
             return  # the next call sets the timer again
         if self._clock() < self.until_s:  # it has moved since

@@ -15,7 +15,7 @@ import json
 import re
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +70,7 @@ class Seen:
     """One request as it reached the engine."""
 
     path: str
-    headers: dict[str, str]
+    headers: Mapping[str, str]  # names in any case
     raw: bytes
     json: dict[str, Any]
     at_s: float
@@ -197,13 +197,13 @@ class FakeEngine:
         return web.Response(text="\n".join(lines) + "\n")
 
     async def _other(self, request: web.Request) -> web.Response:
-        self.seen.append(Seen(request.path, dict(request.headers), await request.read(), {}, time.monotonic()))
+        self.seen.append(Seen(request.path, request.headers, await request.read(), {}, time.monotonic()))
         return web.json_response({"leaked": request.path})
 
     async def _infer(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         document = json.loads(raw)
-        seen = Seen(request.path, dict(request.headers), raw, document, time.monotonic())
+        seen = Seen(request.path, request.headers, raw, document, time.monotonic())
         self.seen.append(seen)
         if (unauthorized := self._keyless(request)) is not None:
             return unauthorized

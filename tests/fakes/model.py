@@ -78,7 +78,7 @@ def generate(document: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, 
             while len(tokens) < most:
                 token = fingerprint(ids, (salt, len(tokens)))
                 tokens.append(token % 50_000)
-                if token % 29 == 0:
+                if token % 29 == 0 and not document.get("ignore_eos"):
                     finish = "stop"
                     break
             generation_tokens += len(tokens)
