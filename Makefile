@@ -19,9 +19,9 @@ engine-check: # before the first download: a machine that cannot run the engine 
 	@$(PYTHON) -m scripts.engine_check
 
 .venv/.installed: docker/requirements/dev.txt
-	$(PYTHON) -m venv .venv
-	.venv/bin/pip install -q --disable-pip-version-check --require-hashes -r docker/requirements/dev.txt
-	touch $@
+	@$(PYTHON) -m venv .venv
+	@scripts/step.sh "gateway, scripts and tests" .venv/install.log .venv/bin/pip install -q --disable-pip-version-check --no-input --require-hashes -r $<
+	@touch $@
 
 .venv-engine/.installed: docker/requirements/engine-cpu.txt docker/vllm-alias/pyproject.toml scripts/engine_install.sh
 	@scripts/engine_install.sh $(PYTHON) .venv-engine
@@ -64,6 +64,29 @@ test-engine-args: model ## profiles, flags and the memory plan against the pinne
 
 test-engine: model ## the gateway in front of a real vLLM on CPU
 	@scripts/stage.sh engine $(PY) -m pytest tests/engine $(ARGS)
+
+## ---- the stack ----------------------------------------------------------------------------------------------------
+.PHONY: up up-cpu down logs ps shell-engine test-stack
+up: .venv/.installed ## the stack on this machine's GPU: checked, started, waited for; ARGS=--dry-run only says
+	@$(PY) -m scripts.up $(ARGS)
+
+up-cpu: .venv/.installed ## the stack without a GPU, with the small model
+	@$(PY) -m scripts.up --cpu $(ARGS)
+
+down: .venv/.installed ## end the streams, then stop the stack; volumes stay
+	@$(PY) -m scripts.down $(ARGS)
+
+logs: ## follow the logs; SERVICE=gateway for one of them
+	@docker compose --profile '*' logs --follow --tail 100 $(SERVICE)
+
+ps: ## what runs, and how well
+	@docker compose --profile '*' ps --all
+
+shell-engine: ## a shell in the engine's container
+	@docker compose --profile '*' exec "$$(docker compose --profile '*' ps --services | grep -m1 '^engine')" bash
+
+test-stack: install model ## all of it on a real engine in real containers, its faults included (about 15 minutes)
+	$(PY) -m pytest tests/stack $(ARGS)
 
 ## ---- know the engine ----------------------------------------------------------------------------------------------
 .PHONY: plan

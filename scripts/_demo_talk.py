@@ -6,7 +6,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import httpx
@@ -16,8 +16,8 @@ from openai.types.chat import ChatCompletionMessageParam
 from scripts import _prometheus
 
 QUESTIONS = (
-    "What is the capital of France, and what is it known for? Answer in two sentences.",
-    "Which river flows through it?",
+    "What is the capital of France?",
+    "And what is it famous for? Answer in one sentence.",
 )
 MAX_TOKENS = 120
 _RATIO = "sum(vllm:prefix_cache_hits_total) / sum(vllm:prefix_cache_queries_total)"
@@ -62,6 +62,22 @@ class Terminal:
         elif text != self._said[0] or self.seconds - self._said[1] > 10:
             self._said = (text, self.seconds)
             self.line(f"… {text}")
+
+    def stream(self, pieces: Iterator[str]) -> str:
+        """Prints an answer as it comes, wrapped between words where there is a width; returns it as it came."""
+        indent = " " * 9
+        width = shutil.get_terminal_size().columns - 1 if self._live else 1 << 30
+        parts = []
+        column = len(indent)
+        print("  model  ", end="", flush=True)
+        for piece in pieces:
+            parts.append(piece)
+            if piece.startswith(" ") and column + len(piece) > width:
+                piece = "\n" + piece[1:]  # what is printed, not what came
+            print(piece.replace("\n", "\n" + indent), end="", flush=True)
+            column = len(indent) + len(piece.rpartition("\n")[2]) if "\n" in piece else column + len(piece)
+        print(flush=True)
+        return "".join(parts)
 
     def _clear(self) -> None:
         if self._live:
@@ -114,7 +130,7 @@ def converse(base_url: str, model: str, http: httpx.Client, terminal: Terminal, 
         terminal.plain(f"\n  you    {question}")
         messages.append({"role": "user", "content": question})
         try:
-            turn = _ask(client, model, messages, ended)
+            turn = _ask(client, model, messages, terminal, ended)
         except openai.OpenAIError as error:
             raise TalkError(f"the chat failed: {error}") from error
         turns.append(turn)
@@ -122,40 +138,45 @@ def converse(base_url: str, model: str, http: httpx.Client, terminal: Terminal, 
     return turns
 
 
-def _ask(client: openai.OpenAI, model: str, messages: list[ChatCompletionMessageParam], ended: threading.Event) -> Turn:
+def _ask(
+    client: openai.OpenAI,
+    model: str,
+    messages: list[ChatCompletionMessageParam],
+    terminal: Terminal,
+    ended: threading.Event,
+) -> Turn:
     started = time.monotonic()
-    first = last = 0.0
-    parts: list[str] = []
+    at: list[float] = []  # when each piece of text came
     usage = finish = None
-    print("  model  ", end="", flush=True)
-    with client.chat.completions.create(
-        model=model,
-        messages=messages,
-        max_tokens=MAX_TOKENS,
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-    ) as stream:
-        for chunk in stream:
-            if ended.is_set():
-                raise StoppedError
-            usage = chunk.usage or usage
-            for choice in chunk.choices:
-                finish = choice.finish_reason or finish
-                if choice.delta.content:
-                    last = time.monotonic()
-                    first = first or last
-                    parts.append(choice.delta.content)
-                    print(choice.delta.content.replace("\n", "\n         "), end="", flush=True)
-    print(flush=True)
-    text = "".join(parts)
+
+    def pieces() -> Iterator[str]:
+        nonlocal usage, finish
+        with client.chat.completions.create(
+            model=model,
+            messages=messages,
+            max_tokens=MAX_TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        ) as stream:
+            for chunk in stream:
+                if ended.is_set():
+                    raise StoppedError
+                usage = chunk.usage or usage
+                for choice in chunk.choices:
+                    finish = choice.finish_reason or finish
+                    if choice.delta.content:
+                        at.append(time.monotonic())
+                        yield choice.delta.content
+
+    text = terminal.stream(pieces())
     if not text.strip() or finish is None or usage is None:
         raise TalkError("the stream ended without a whole answer")
     details = usage.prompt_tokens_details
     return Turn(
         text=text,
-        ttft_s=first - started,
-        tokens_per_s=(usage.completion_tokens - 1) / (last - first) if last > first else 0.0,
+        ttft_s=at[0] - started,
+        tokens_per_s=(usage.completion_tokens - 1) / (at[-1] - at[0]) if len(at) > 1 else 0.0,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=(details.cached_tokens or 0) if details else 0,
         generation_tokens=usage.completion_tokens,

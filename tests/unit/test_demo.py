@@ -364,3 +364,13 @@ def test_bad_arguments_are_usage_errors() -> None:
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_an_answer_is_wrapped_between_words_on_a_terminal_and_returned_as_it_came(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "25")
+    text = _demo_talk.Terminal().stream(iter(["The", " capital", " of", " France", " is", "\n", "Par", "is."]))
+    assert text == "The capital of France is\nParis."
+    assert capsys.readouterr().out == ("  model  The capital of\n         France is\n         Paris.\n")
