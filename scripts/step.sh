@@ -17,7 +17,7 @@ if grep -q 'No space left on device' "$log"; then
 elif why=$(grep -m1 'connection broken by' "$log" | grep -oE '\[Errno -?[0-9]+\] [A-Za-z ]+|timed out'); then
     why="the package index can't be reached ($(printf %s "$why" | head -n 1))"
 else
-    why=$(grep -v '^ *$' "$log" | tail -n 1)
+    why=$(grep -v '^ *$' "$log" | tail -n 1) || why=''
 fi
 echo "$what: ${why:-it said nothing}. Run the same command again to go on; more in $log" >&2
 exit 1
