@@ -2,6 +2,7 @@
 
 - Framing that can't be read, or can be read in two ways (Content-Length beside Transfer-Encoding): 400.
 - A head or trailer larger than limits.max_head_bytes: 431. A head that is not complete after timeouts.head_s: 408.
+- A body that is still owed timeouts.body_s after its request was answered (refused, as a rule): closed.
 - A client that takes nothing, or acknowledges nothing, for timeouts.idle_s is cut off, whatever it asked for.
 - One request at a time. Uvicorn would queue a pipelined one and stop reading, and a client that leaves then goes
   unnoticed; here it is not read, and the connection closes after the answer under way, as HTTP allows.
@@ -35,6 +36,7 @@ class StrictProtocol(HttpToolsProtocol):
     """One client connection. `protocol_for` makes the class with its limits."""
 
     head_s: ClassVar[float]
+    body_s: ClassVar[float]
     idle_s: ClassVar[float]
     max_head_bytes: ClassVar[int]
 
@@ -71,7 +73,7 @@ class StrictProtocol(HttpToolsProtocol):
             self._refuse(BadRequestError("the request is not valid HTTP/1.1", code="invalid_http"))
         if self._unplaced_bytes > self.max_head_bytes and not self._deaf:
             self._refuse(HeadTooLargeError(f"the request's head has more than {self.max_head_bytes} bytes"))
-        elif self._in_head and self._timer is None:
+        elif self._timer is None and (self._in_head or self._between_requests()):  # stray line ends count as a head
             self._timer = self.loop.call_later(self.head_s, self._head_overdue)
 
     # -- the parser's callbacks ----------------------------------------------------------------------------------------
@@ -100,8 +102,18 @@ class StrictProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unplaced_bytes = 0
+        self._cancel_timer()
+        if self.cycle is not None and self.cycle.response_complete:  # the rest of a body that was not waited for
+            again = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+            self.timeout_keep_alive_task = again
         if not self.parser.should_upgrade():
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        owed = self.cycle.more_body
+        super().on_response_complete()
+        if owed and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self.body_s, self.transport.close)
 
     def _decline_upgrade(self, rest: bytes) -> None:
         """Read the same request again without its offer. `rest` is what came after its head."""
@@ -120,6 +132,9 @@ class StrictProtocol(HttpToolsProtocol):
 
     def _answering(self) -> RequestResponseCycle | None:
         return None if self.cycle is None or self.cycle.response_complete else self.cycle
+
+    def _between_requests(self) -> bool:
+        return self._answering() is None and self.timeout_keep_alive_task is None
 
     def _head_overdue(self) -> None:
         self._timer = None
@@ -159,6 +174,7 @@ def protocol_for(settings: Settings) -> type[StrictProtocol]:
     """The protocol with these settings' limits, as Uvicorn wants it: a class."""
     limits = {
         "head_s": settings.timeouts.head_s,
+        "body_s": settings.timeouts.body_s,
         "idle_s": settings.timeouts.idle_s,
         "max_head_bytes": settings.limits.max_head_bytes,
     }

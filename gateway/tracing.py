@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 Headers = Iterable[tuple[bytes, bytes]]
-FLUSH_S = 5.0  # at the end of the process, for a collector that is away
+FLUSH_S = 2.0  # at the end of the process, for a collector that is away
 
 _TRACEPARENT = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]{0,200})?"

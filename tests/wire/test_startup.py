@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,79 @@ import pytest
 from gateway.auth import Authenticator
 from gateway.metrics import Metrics
 from gateway.settings import Auth, SettingsError
-from tests.wire.process import started
+from tests.wire.process import ROOT, environment, started
 from tests.wire.test_security import keys_file
 
-MISSING = {"auth__disabled": None}
+CASES: list[tuple[dict[str, str | None], str]] = [
+    ({"auth__disabled": None}, "auth.keys_file is not set: expected the file `make keys NAME=app1` writes"),
+    ({"auth__keys_file": "none.json"}, "auth.keys_file = 'none.json': No such file or directory; expected the file"),
+    ({"auth__keys_file": "."}, "auth.keys_file = '.': Is a directory; expected"),
+    ({"auth__keys_file": "empty.json"}, "auth.keys_file = 'empty.json': holds no key; expected"),
+    ({"auth__keys_file": "text.json"}, "auth.keys_file = 'text.json': expected JSON"),
+    ({"auth__admin_token_file": "none"}, "auth.admin_token_file = 'none': No such file or directory; expected"),
+    ({"auth__admin_token_file": "short"}, "auth.admin_token_file = 'short': expected one secret of at least 16"),
+    ({"engine__api_key_file": "none"}, "engine.api_key_file = 'none': No such file or directory; expected"),
+    ({"engine__api_key_file": "blank"}, "engine.api_key_file = 'blank': expected one secret"),
+    ({"ledger__path": "none/u"}, "ledger.path = 'none/u': unable to open database file; expected a SQLite file"),
+    ({"ledger__path": "text.json"}, "ledger.path = 'text.json': file is not a database; expected a SQLite file"),
+    ({"listen": "no.such.host.invalid:1"}, "listen = 'no.such.host.invalid:1': "),
+    ({"listen": "192.0.2.1:1"}, "listen = '192.0.2.1:1': Cannot assign requested address; expected a free address"),
+    ({"batching__window_ms": "-1"}, "batching.window_ms = '-1': Input should be greater than or equal to 0"),
+    ({"window_ms": "15"}, "GATEWAY__WINDOW_MS is not a setting"),
+]
+# One process for all of them: a start takes most of a second, the refusal nothing.
+DRIVER = """
+import contextlib, io, json, os, sys
+from gateway.__main__ import main
+for line in sys.stdin:
+    for name in [name for name in os.environ if name.startswith("GATEWAY")]:
+        del os.environ[name]
+    os.environ.update(json.loads(line))
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        code = main([])
+    print(json.dumps([code, told.getvalue()]), flush=True)
+"""
 
 
-def case(expected: str, **settings: Any) -> Any:
-    return pytest.param(settings, expected, id=expected[:40])
+def lay_out(folder: Path) -> None:
+    keys_file(folder / "empty.json")
+    (folder / "text.json").write_text("sk-canary is no JSON, and no database either" * 100)
+    (folder / "short").write_text("canary\n")
+    (folder / "blank").write_text("\n")
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
+    """Exit code and stderr of each case."""
+    folder = tmp_path_factory.mktemp("startup")
+    lay_out(folder)
+    lines = []
+    for settings, _ in CASES:
+        auth = {"auth__disabled": "false"} if "auth__keys_file" in settings else {}
+        variables = environment(["http://127.0.0.1:1"], **{**auth, **settings})
+        lines.append(json.dumps({name: value for name, value in variables.items() if name.startswith("GATEWAY")}))
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[expected[:40] for _, expected in CASES])
+def test_a_setting_that_can_not_be_is_one_line_and_exit_code_1(refusals: list[tuple[int, str]], number: int) -> None:
+    code, told = refusals[number]
+    assert code == 1
+    assert told.startswith(f"gateway: {CASES[number][1]}"), told
+    assert told.count("\n") == 1
+    assert "canary" not in told
 
 
 async def refused(cwd: Path, **settings: Any) -> list[str]:
@@ -28,55 +95,6 @@ async def refused(cwd: Path, **settings: Any) -> list[str]:
         assert not gateway.lines, gateway.lines
         assert code == 1, gateway.unparsed
         return gateway.unparsed
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        case("gateway: auth.keys_file is not set: expected the file `make keys NAME=app1` writes", **MISSING),
-        case(
-            "gateway: auth.keys_file = 'none.json': No such file or directory; expected",
-            auth__keys_file="none.json",
-            **MISSING,
-        ),
-        case("gateway: auth.keys_file = '.': Is a directory; expected", auth__keys_file=".", **MISSING),
-        case("gateway: auth.keys_file = 'empty.json': holds no key; expected", auth__keys_file="empty.json", **MISSING),
-        case("gateway: auth.keys_file = 'text.json': expected JSON", auth__keys_file="text.json", **MISSING),
-        case(
-            "gateway: auth.admin_token_file = 'none': No such file or directory; expected",
-            auth__admin_token_file="none",
-        ),
-        case(
-            "gateway: auth.admin_token_file = 'short': expected one secret of at least 16",
-            auth__admin_token_file="short",
-        ),
-        case("gateway: engine.api_key_file = 'none': No such file or directory; expected", engine__api_key_file="none"),
-        case("gateway: engine.api_key_file = 'blank': expected one secret", engine__api_key_file="blank"),
-        case(
-            "gateway: ledger.path = 'none/usage.sqlite': unable to open database file; expected",
-            ledger__path="none/usage.sqlite",
-        ),
-        case("gateway: ledger.path = 'text.json': file is not a database; expected", ledger__path="text.json"),
-        case("gateway: listen = 'no.such.host.invalid:1': ", listen="no.such.host.invalid:1"),
-        case("gateway: listen = '192.0.2.1:1': Cannot assign requested address; expected", listen="192.0.2.1:1"),
-        case(
-            "gateway: batching.window_ms = '-1': Input should be greater than or equal to 0", batching__window_ms="-1"
-        ),
-        case("gateway: GATEWAY__WINDOW_MS is not a setting", window_ms="15"),
-    ],
-)
-async def test_a_setting_that_can_not_be_is_one_line(tmp_path: Path, settings: dict[str, Any], expected: str) -> None:
-    lay_out(tmp_path)
-    (line,) = await refused(tmp_path, **settings)
-    assert line.startswith(expected), line
-    assert "canary" not in line
-
-
-def lay_out(folder: Path) -> None:
-    keys_file(folder / "empty.json")
-    (folder / "text.json").write_text("sk-canary is no JSON, and no database either" * 100)
-    (folder / "short").write_text("canary\n")
-    (folder / "blank").write_text("\n")
 
 
 async def test_several_mistakes_are_several_lines(tmp_path: Path) -> None:
