@@ -65,7 +65,8 @@ def _error(status: int, document: dict[str, object], body: bytes, kind: Kind) ->
             return body
         error = {"type": None, "param": None, "code": None, **inner}
     else:
-        message = document.get("message") or document.get("detail") or inner or f"the engine answered {status}"
+        told = [document.get("message"), document.get("detail"), inner if isinstance(inner, str) else None]
+        message = next(filter(None, told), f"the engine answered {status}")
         name = document.get("type") or ("invalid_request_error" if status < 500 else "server_error")
         error = {"message": str(message), "type": name, "param": document.get("param"), "code": document.get("code")}
     return orjson.dumps({"type": "error", "error": error} if kind.anthropic else {"error": error})

@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 import uvloop
 
 from gateway.__main__ import _bind, _server
 from gateway.app import Gateway
 from gateway.settings import Settings
-from tests.fakes.engine import MODEL, FakeEngine
+from tests.fakes.engine import MODEL, FakeEngine, Script
 
 # Quick looks and short patience, so that faults are seen in test time. Everything else is the shipped default.
 QUICK: dict[str, Any] = {
@@ -40,6 +41,7 @@ class Running:
     url: str
     admin_url: str
     client: httpx.AsyncClient
+    before: str = ""  # the metrics page that counts as zero
 
     async def completion(self, prompt: Any, **fields: Any) -> httpx.Response:
         return await self.client.post("/v1/completions", json={"model": MODEL, "prompt": prompt, **fields})
@@ -53,15 +55,11 @@ class Running:
         return self.client.stream("POST", "/v1/chat/completions", json=body)
 
     async def metric(self, name: str, **labels: str) -> float:
-        """The value of one series on the admin port; 0.0 where it does not exist (yet)."""
-        page = (await self.client.get(f"{self.admin_url}/metrics")).text
-        wanted = {f'{key}="{value}"' for key, value in labels.items()}
-        total = 0.0
-        for line in page.splitlines():
-            series, _, value = line.rpartition(" ")
-            if series.split("{")[0] == name and wanted <= set(series.partition("{")[2].rstrip("}").split(",")):
-                total += float(value)
-        return total
+        """The sum of these series on the admin port, of counters what they gained; 0.0 where there is none (yet)."""
+        return _sum(await self.metrics_page(), name, labels) - _sum(self.before, name, labels)
+
+    async def metrics_page(self) -> str:
+        return (await self.client.get(f"{self.admin_url}/metrics")).text
 
     async def settled(self) -> None:
         """Until every request has ended on the gateway's side too; then the counts must agree."""
@@ -70,6 +68,16 @@ class Running:
         self.gateway.check_integrity()
         assert self.gateway.admission.in_flight == 0, self.gateway.admission
         assert all(replica.in_flight == 0 for replica in self.gateway.replicas.all), self.gateway.replicas
+
+
+def _sum(page: str, name: str, labels: dict[str, str]) -> float:
+    wanted = {f'{key}="{value}"' for key, value in labels.items()}
+    total = 0.0
+    for line in page.splitlines():
+        series, _, value = line.rpartition(" ")
+        if series.split("{")[0] == name and wanted <= set(series.partition("{")[2].rstrip("}").split(",")):
+            total += float(value)
+    return total
 
 
 async def until(holds: Callable[[], Any], within_s: float = 15) -> None:
@@ -143,6 +151,30 @@ async def up(engine: FakeEngine) -> AsyncIterator[Running]:
     async with serve([engine.url]) as running:
         yield running
         await running.settled()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[tuple[FakeEngine, Running]]:
+    """One engine and one gateway for a whole module, where a start for each of hundreds of cases would be the test.
+
+    The module defines its own `engine` and `up` by `renewed`, and runs in one loop:
+    `pytestmark = pytest.mark.asyncio(loop_scope="module")`.
+    """
+    async with FakeEngine() as engine, serve([engine.url]) as running:
+        yield engine, running
+
+
+async def renewed(shared: tuple[FakeEngine, Running]) -> AsyncIterator[Running]:
+    """The shared gateway as good as new for one test, and proven to be left idle by it."""
+    engine, running = shared
+    engine.seen.clear()
+    engine.scripts.clear()
+    engine.counters.clear()
+    engine.default = Script()
+    await until(lambda: running.gateway.health.ready()[0])
+    running.before = await running.metrics_page()
+    yield running
+    await running.settled()
 
 
 Serve = Callable[..., Any]
