@@ -1,11 +1,18 @@
 """The client's side of the wire: its body, its leaving, and the response it gets. Plain ASGI, no framework."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from gateway.errors import BadRequestError, PayloadTooLargeError, RequestTimeoutError, UnsupportedMediaTypeError
+from gateway.errors import (
+    BadRequestError,
+    OverloadedError,
+    PayloadTooLargeError,
+    RequestTimeoutError,
+    UnsupportedMediaTypeError,
+)
 from gateway.exchange import Exchange, Reply
 
 Scope = MutableMapping[str, Any]
@@ -32,8 +39,38 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises PayloadTooLargeError before it is buffered, RequestTimeoutError, ClientGoneError."""
+class BodyRoom:
+    """Memory for bodies that are still arriving, all clients together: many slow uploads could fill it otherwise."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<BodyRoom {self.used_bytes}/{self.limit_bytes} bytes>"
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], bool]]:
+        """Yields `take(bytes)`, which says whether there was room; what was taken is given back at the end."""
+        taken = 0
+
+        def take(amount: int) -> bool:
+            nonlocal taken
+            if self.used_bytes + amount > self.limit_bytes:
+                return False
+            taken += amount
+            self.used_bytes += amount
+            return True
+
+        try:
+            yield take
+        finally:
+            self.used_bytes -= taken
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float, room: BodyRoom) -> bytes:
+    """The whole body. Raises PayloadTooLargeError or OverloadedError before it is buffered, RequestTimeoutError,
+    ClientGoneError."""
     content_type = (header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
     if content_type != b"application/json":
         raise UnsupportedMediaTypeError("send the body as Content-Type: application/json")
@@ -50,18 +87,28 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: f
                 if len(body) > max_bytes:
                     raise PayloadTooLargeError(f"at most {max_bytes} bytes of body are accepted")
                 return body
-            parts = bytearray()
-            while message["type"] == "http.request":
-                parts += message.get("body", b"")
-                if len(parts) > max_bytes:
-                    del parts[:]
-                    await _linger(receive)
-                    raise PayloadTooLargeError(f"at most {max_bytes} bytes of body are accepted")
-                if not message.get("more_body"):
-                    return bytes(parts)
-                message = await receive()
+            with room.share() as take:
+                return await _gather(message, receive, max_bytes, take)
     except TimeoutError:
         raise RequestTimeoutError(f"the body did not arrive within {timeout_s:g} s") from None
+
+
+async def _gather(message: Message, receive: Receive, max_bytes: int, take: Callable[[int], bool]) -> bytes:
+    parts = bytearray()
+    while message["type"] == "http.request":
+        part = message.get("body", b"")
+        if len(parts) + len(part) > max_bytes:
+            del parts[:]
+            await _linger(receive)
+            raise PayloadTooLargeError(f"at most {max_bytes} bytes of body are accepted")
+        if not take(len(part)):
+            del parts[:]
+            await _linger(receive)
+            raise OverloadedError("overloaded: too many bodies are arriving at once", cause="bodies", retry_after_s=1)
+        parts += part
+        if not message.get("more_body"):
+            return bytes(parts)
+        message = await receive()
     raise ClientGoneError
 
 

@@ -21,7 +21,7 @@ import orjson
 
 from gateway.admission import Admission
 from gateway.batching import MicroBatcher, Target
-from gateway.client import ClientSink, ClientWatch, Receive, Scope, Send, Sink, read_body, request_timeout_s
+from gateway.client import BodyRoom, ClientSink, ClientWatch, Receive, Scope, Send, Sink, read_body, request_timeout_s
 from gateway.coalescing import Coalescer, deterministic
 from gateway.errors import (
     BadRequestError,
@@ -64,6 +64,7 @@ class Inference:
         self._upstream = upstream
         self._metrics = metrics
         self._clock = clock
+        self._room = BodyRoom(settings.limits.max_arriving_bytes)
         self.estimator = TokenEstimator()
         self.batcher = MicroBatcher(settings.batching, metrics, self._send_merged, clock)
         self.coalescer = Coalescer(metrics, self._serve, clock)
@@ -72,7 +73,8 @@ class Inference:
         exchange: Exchange = scope["state"]["exchange"]
         settings = self._settings
         kind = HOT_ROUTES[scope["path"]]
-        body = await read_body(scope, receive, settings.limits.max_body_bytes, settings.timeouts.body_s)
+        limit, limit_s = settings.limits.max_body_bytes, settings.timeouts.body_s
+        body = await read_body(scope, receive, limit, limit_s, self._room)
         deadline_s = request_timeout_s(scope, settings.timeouts.total_s)
         envelope = parse(kind, body, settings.limits, settings.policy)
         exchange.model = envelope.model
@@ -86,6 +88,7 @@ class Inference:
 
     def check_integrity(self) -> None:
         """Nothing is counted that does not exist, and nothing is left behind. Holds between any two awaits."""
+        assert self._room.used_bytes >= 0, self._room
         self._admission.check_integrity()
         self.batcher.check_integrity()
         self.coalescer.check_integrity()

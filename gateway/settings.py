@@ -149,6 +149,11 @@ class Limits(Section):
         65536, ge=4096, le=1048576, description="Request line and headers together; more is refused with 431."
     )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Larger bodies are refused with 413.")
+    max_arriving_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=1024,
+        description="Bodies that are still arriving, all clients together; beyond it uploads are refused with 429.",
+    )
     max_depth: int = Field(64, ge=4, le=512, description="Nesting of the JSON body.")
     max_n: int = Field(16, ge=1, description="Choices per prompt (`n`).")
     max_logprobs: int = Field(20, ge=0, description="`logprobs`, `top_logprobs`, `prompt_logprobs`.")
@@ -248,6 +253,10 @@ class Settings(BaseSettings):
             )
         if len(set(self.engines)) != len(self.engines):
             raise ValueError("engines names one engine twice")
+        if self.limits.max_arriving_bytes < self.limits.max_body_bytes:
+            raise ValueError(
+                f"limits.max_arriving_bytes = {self.limits.max_arriving_bytes}: expected at least limits.max_body_bytes"
+            )
         if self.listen == self.admin_listen and not self.listen.endswith(":0"):
             raise ValueError(f"admin_listen = {self.admin_listen!r}: expected another address than listen has")
         return self

@@ -97,6 +97,34 @@ async def test_ten_clients_with_100_mb_each_do_not_slow_the_others_down(engine: 
         assert max(waits) < 5
 
 
+async def test_many_bodies_that_arrive_slowly_are_bounded_together_and_small_requests_still_pass(
+    engine: FakeEngine,
+) -> None:
+    limits = {"max_body_bytes": MB, "max_arriving_bytes": 3 * MB}
+    async with serve([engine.url], limits=limits) as up:
+        host, _, port = up.url.removeprefix("http://").partition(":")
+        held = []
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head(MB) + b"x" * (MB - 1))
+            held.append((reader, writer))
+        room = up.gateway.inference._room
+        await until(lambda: room.used_bytes > 2 * MB)
+        assert (await up.chat()).status_code == 200
+        async with asyncio.timeout(10):
+            done, waiting = await asyncio.wait(
+                {asyncio.create_task(reader.readline()) for reader, _ in held}, timeout=3
+            )
+        assert {task.result() for task in done} == {b"HTTP/1.1 429 Too Many Requests\r\n"}
+        assert len(done) >= 2
+        assert room.used_bytes <= 3 * MB
+        for _, writer in held:
+            writer.close()
+        await asyncio.gather(*waiting)
+        await up.settled()
+        assert room.used_bytes == 0
+
+
 @pytest.mark.parametrize(
     "body",
     [
