@@ -88,7 +88,9 @@ class Engine:
         """
         if not spelling.startswith("--"):
             return self._spellings.get(spelling)
-        spelling = spelling.replace("_", "-").split(".", 1)[0]
+        spelling, dot, _ = spelling.replace("_", "-").partition(".")
+        if dot and not str(getattr(self._spellings.get(spelling), "type", None)).startswith("json"):
+            return None
         if spelling in self._spellings:
             return self._spellings[spelling]
         begun = {flag.name: flag for name, flag in self._spellings.items() if name.startswith(spelling)}

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from scripts.engine_args import Engine, Flag, History
@@ -25,6 +26,7 @@ class Judge:
         self.history = history
         self.truth = truth
 
+    @cache  # noqa: B019 - a judge lives as long as the program
     def lookup(self, name: str) -> Flag | None:
         """A flag of this release, else of the newest one that had it, else one the table describes."""
         if flag := self.engine.flag(name):
@@ -50,18 +52,22 @@ class Judge:
         return findings
 
     def _start(self, start: Start) -> Iterator[Finding]:
-        if start.launcher not in ("", "config file", "LLM(...)"):
+        if start.launcher not in ("", "config file", "LLM(...)", "docker"):
             yield self.program(start.launcher, start.line)
-        if start.launcher.split(".")[0] != "awq":
+        if self._is_server(start.launcher):
             for given in _last_wins(start.given, self):
                 yield self.flag(given, config=start.launcher == "config file")
             yield from self._together(start)
-        for stray in start.strays:
-            if start.launcher in ("vllm serve", "vllm-entrypoint", ""):
-                yield say.stray(stray, start.line)
+        if start.strays and start.launcher in ("vllm serve", "vllm-entrypoint", ""):
+            yield say.stray(start.strays, start.line)
         yield from self._docker(start)
         for name, value in start.env:
             yield self.variable(name, value, start.line)
+
+    def _is_server(self, launcher: str) -> bool:
+        """Whether what is started takes the server's flags; a program nobody knows is taken for a misspelt one."""
+        others = launcher.startswith("awq") or (launcher in self.engine.programs and launcher != "vllm serve")
+        return not others or launcher.endswith("api_server")
 
     def _mentions(self, paste: Paste, already: list[Finding]) -> Iterator[Finding]:
         """Flags named in prose; those that a command already gave with a value aren't said twice."""
@@ -86,8 +92,9 @@ class Judge:
             if exists or entry.verdict not in ("real", "harmless", "harmful"):
                 return self._from_entry("program", Say(en=name, zh=name), entry, line, life)
         if exists:
-            return say.plain("program", name, line)
-        return say.missing("program", name, line, self.engine.version, life, None, self.history.versions)
+            return say.plain("program", name, line) if self._is_server(name) else say.other_program(name, line)
+        near = nearest(name, list(self.engine.programs))
+        return say.missing("program", name, line, self.engine.version, life, near, self.history.versions)
 
     def flag(self, given: Given, *, config: bool = False) -> Finding:
         """One flag with its value."""

@@ -27,7 +27,7 @@ def take_apart(text: str, lookup: Lookup) -> Paste:
     plain = normalise(text)
     lines, traps = logical_lines(plain)
     paste = Paste(text=plain, traps=traps)
-    paste.starts += shapes.python_calls(plain)
+    paste.starts += [*shapes.python_calls(plain), *shapes.compose_options(plain)]
     lists, lines = shapes.argument_lists(lines)
     for words in lists:
         paste.starts += [_start(command, lookup) for command in shell.commands(words)]
@@ -43,11 +43,13 @@ def take_apart(text: str, lookup: Lookup) -> Paste:
 
 def _read(line: Line, paste: Paste, lookup: Lookup) -> None:
     """A line is a command or prose; prose may hold commands between backticks."""
-    line = Line(line.number, re.sub(r"^(?:command|args|entrypoint):\s*[>|]?-?\s*", "", line.text))
+    line = Line(line.number, re.sub(r"^(?:command|args|entrypoint):\s*(?:[>|][-+]?)?\s*", "", line.text))
     starts = [] if _is_prose(line.text) else [_start(command, lookup) for command in shell.commands(line)]
-    starts = [start for start in starts if start.launcher or len(start.strays) < 2]
+    starts = [start for start in starts if start.launcher or len(start.strays) < 2]  # flags in a sentence
     if starts:
-        paste.starts += starts
+        # Flags without a program may be those of a service beside the engine.
+        known = [any(lookup(given.name) for given in start.given) for start in starts]
+        paste.starts += [s for s, k in zip(starts, known, strict=True) if s.launcher or k or not paste.starts]
         return
     for span in re.findall(r"`+([^`]+)`+", line.text):
         paste.starts += [_start(command, lookup) for command in shell.commands(Line(line.number, span))]
@@ -91,19 +93,19 @@ def pair(words: list[str], line: int, lookup: Lookup) -> tuple[list[Given], list
         if equals:
             given.append(Given(name, (value,), line, joined=True))
             continue
-        taken = _values(words[at:], lookup(name), dotted="." in name)
+        taken = _values(words, at, lookup(name), dotted="." in name)
         at += len(taken)
         given.append(Given(name, tuple(taken), line))
     return [one for one in given if one.name not in IGNORED], strays
 
 
-def _values(rest: list[str], flag: Flag | None, *, dotted: bool) -> list[str]:
-    """How many of the words after a flag are its values."""
+def _values(words: list[str], at: int, flag: Flag | None, *, dotted: bool) -> list[str]:
+    """Those of the words from `at` on that are a flag's values."""
     following = []
-    for word in rest:
-        if re.match(r"--?[A-Za-z]", word):
+    for index in range(at, len(words)):
+        if re.match(r"--?[A-Za-z]", words[index]):
             break
-        following.append(word)
+        following.append(words[index])
     if flag is None or dotted:
         return following[:1] if following and not ("/" in following[0] and not dotted) else []
     if flag.form in ("switch", "boolean"):  # a truth value there is a mistake to be told, not a model

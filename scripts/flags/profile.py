@@ -37,7 +37,7 @@ class Profile:
 
 def build(paste: Paste, findings: list[Finding]) -> Profile:
     """The profile of the last engine start in the paste; flags that only its prose names don't go in."""
-    starts = [start for start in paste.starts if start.launcher.split(".")[0] != "awq"]
+    starts = [start for start in paste.starts if start.launcher != "awq.entry" and (start.given or start.model)]
     lines = {given.line for start in starts[-1:] for given in start.given} | {start.line for start in starts[-1:]}
     model = starts[-1].model if starts else None
     settings: dict[str, Any] = {}

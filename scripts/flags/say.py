@@ -34,19 +34,26 @@ def trap(name: str) -> Finding:
     return _finding("trap", subject, "wrong value", TRAPS[name], 0, write=fix)
 
 
-def stray(word: str, line: int) -> Finding:
-    """A word that belongs to no flag: the parser refuses it."""
+def stray(words: list[str], line: int) -> Finding:
+    """Words that belong to no flag: the parser refuses them."""
+    more = f" … (+{len(words) - 3})" if len(words) > 3 else ""
     why = Say(
         en="Belongs to no flag, and the model is the only free word: the parser refuses it.",
         zh="不属于任何参数，而模型名之外不允许有多余的词：解析器会拒绝。",
     )
     fix = Say(en="Delete it, or quote the value it is a part of.", zh="删除，或给它所属的取值整体加引号。")
-    return _finding("trap", word, "wrong value", why, line, write=fix)
+    return _finding("trap", " ".join(words[:3]) + more, "wrong value", why, line, write=fix)
 
 
 def plain(kind: str, name: str, line: int) -> Finding:
     """A program or metric that exists and needs no comment."""
     return _finding(kind, name, "real", Say(en="Exists under this name.", zh="存在，名称正确。"), line)
+
+
+def other_program(name: str, line: int) -> Finding:
+    """One of vLLM's programs that starts no server."""
+    why = Say(en="Exists; its flags are its own and are not judged here.", zh="存在；它的参数自成一套，这里不作判断。")
+    return _finding("program", name, "real", why, line)
 
 
 def missing(

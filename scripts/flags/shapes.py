@@ -82,6 +82,16 @@ def _yaml(text: str) -> object:
         return None
 
 
+def compose_options(text: str) -> Iterator[Start]:
+    """What a compose file says of the engine's container: its image, shared memory and ipc."""
+    for image in re.finditer(r"^( *)image:\s*[\"']?(\S*vllm[^\s\"']*)", text, re.MULTILINE):
+        line = text.count("\n", 0, image.start()) + 1
+        service = re.split(rf"\n(?! {{{len(image[1])}}}|\s*\n)", text[image.start() :])[0]
+        options = re.findall(r"^ *(ipc|shm_size):\s*[\"']?(\w+)", service, re.MULTILINE)
+        given = [Given("--" + key.replace("_", "-"), (value,), line, joined=True) for key, value in options]
+        yield Start("docker", line, [], docker=given, image=image[2])
+
+
 def config_file(text: str, lookup: Lookup) -> Start | None:
     """A paste that is one of vLLM's own config files: `key: value` lines, most keys being flags."""
     if len(re.findall(r"^[a-z][\w-]*:\s", text, re.MULTILINE)) < 2:

@@ -175,5 +175,5 @@ def canonical(flag: Flag | None, name: str) -> str:
     """The name under which the table speaks about a flag: its long one, the negative form as such."""
     name = name.replace("_", "-") if name.startswith("--") else name
     if flag is None:
-        return name.split(".", 1)[0]
+        return name
     return flag.negative if flag.negative and name == flag.negative else flag.name

@@ -140,6 +140,51 @@ def test_a_second_free_word_is_told() -> None:
     assert verdicts("vllm serve m --enforce-eager stray")["stray"] == "wrong value"
 
 
+COMPOSE = """\
+services:
+  vllm:
+    image: vllm/vllm-openai:latest
+    ipc: host
+
+    shm_size: 2g
+    environment:
+      - VLLM_USE_V1=0
+      - HF_TOKEN=${HF_TOKEN}
+    command: >
+      --model meta-llama/Meta-Llama-3-8B-Instruct
+      --max-model-len 4096
+      --swap-space 4
+  prometheus:
+    image: prom/prometheus:latest
+    shm_size: 1g
+    command: --config.file=/etc/prometheus/prometheus.yml
+"""
+
+
+def test_a_compose_file_is_read_and_the_services_beside_the_engine_are_not() -> None:
+    assert verdicts(COMPOSE) == {
+        "image vllm/vllm-openai:latest": "harmful",
+        "--ipc=host": "harmful",
+        "--shm-size=2g": "real",
+        "--model meta-llama/Meta-Llama-3-8B-Instruct": "real",
+        "--max-model-len 4096": "real",
+        "--swap-space 4": "removed",
+        "VLLM_USE_V1=0": "removed",
+    }
+    assert profile(COMPOSE).settings == {"model": "meta-llama/Meta-Llama-3-8B-Instruct", "max-model-len": 4096}
+
+
+def test_other_programs_of_vllm_have_flags_of_their_own() -> None:
+    assert verdicts("vllm bench serve --model m --num-prompts 10 --dataset-name random") == {"vllm bench": "real"}
+    assert verdicts("python -m vllm.entrypoints.openai.run_batch -i in.jsonl -o out.jsonl --model m") == {
+        "vllm.entrypoints.openai.run_batch": "real"
+    }
+
+
+def test_a_misspelt_program_is_judged_as_the_server_it_means() -> None:
+    assert verdicts("vllm server m --swap-space 4") == {"vllm server": "unknown", "--swap-space 4": "removed"}
+
+
 def test_an_odd_quote_does_not_hide_the_flags() -> None:
     assert "--swap-space 4" in verdicts("vllm serve m --served-model-name it's --swap-space 4")
 
