@@ -5,6 +5,7 @@ cannot be read or holds nothing to judge.
 """
 
 import argparse
+import io
 import os
 import shlex
 import shutil
@@ -168,4 +169,12 @@ def as_json(engine: Engine, findings: list[Finding], profile: Profile, source: s
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Chinese in a terminal that has none
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has had enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - closed by the interpreter's end
+        code = 1
+    sys.exit(code)

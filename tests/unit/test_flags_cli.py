@@ -232,6 +232,12 @@ def test_the_whole_program_runs_from_the_command_line() -> None:
     assert "从未存在" in done.stdout.decode()
 
 
+def test_a_terminal_without_chinese_and_a_reader_that_leaves_are_no_crash() -> None:
+    command = f"{sys.executable} -m scripts.flags --lang zh {GUIDE} | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, env={"PYTHONIOENCODING": "ascii"}, check=False)
+    assert done.stdout.startswith(b"vLLM 0.32.0") and done.stderr == b""
+
+
 @given(st.text(max_size=300))
 def test_any_text_is_judged_or_refused_without_a_crash(text: str) -> None:
     findings(text)
