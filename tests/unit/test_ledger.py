@@ -91,20 +91,21 @@ async def test_usage_is_on_disk_well_within_a_second_while_it_runs(tmp_path: Pat
                 await asyncio.sleep(0.02)
 
 
-async def test_a_disk_that_is_full_fails_no_request_and_loses_nothing_once_there_is_room(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("limit", ["max_page_count = 2", "query_only = 1"], ids=["full", "read-only"])
+async def test_a_disk_that_takes_nothing_fails_no_request_and_loses_nothing_once_it_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, limit: str
 ) -> None:
-    """A page limit of SQLite's own is the same error, in the same place, as a full disk."""
+    """Limits of SQLite's own give the same errors, in the same place, as a full or a read-only disk."""
     path, metrics = tmp_path / "u", Metrics()
     async with Ledger(path, metrics, lambda: TODAY) as ledger:
         assert ledger._connection is not None
-        ledger._connection.execute("PRAGMA max_page_count = 2")
+        ledger._connection.execute(f"PRAGMA {limit}")
         for number in range(500):
             ledger.record(exchange(f"app{number}", prompt_tokens=3), "m" * 100)
         await until(lambda: metrics.registry.get_sample_value("gateway_ledger_failures_total"))
         assert metrics.registry.get_sample_value("gateway_ledger_pending_rows") == 500
         ledger.record(exchange("app0", prompt_tokens=3), "m" * 100)
-        # It opens the file anew after a failure, which forgets the limit: the disk has room again.
+        # It opens the file anew after a failure, which forgets the limit: the disk takes writes again.
         await until(lambda: metrics.registry.get_sample_value("gateway_ledger_pending_rows") == 0)
     rows = read(path)
     assert len(rows) == 500
