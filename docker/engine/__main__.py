@@ -155,7 +155,7 @@ class Supervisor:
             self._record("ready" if ready and watchdog.answering else "not answering" if ready else "starting", "")
             self._stop.wait(LOOK_S)
         engine.kill()  # what it started may have outlived it
-        return Ended(engine.code or 0, ready, why, engine.tail())
+        return Ended(engine.code or 0, ready, why, engine.tail(), engine.oom_killed())
 
     def _signalled(self, _number: int, _frame: FrameType | None) -> None:
         self._signals += 1

@@ -19,6 +19,7 @@ class Engine:
     """Started by the constructor. vLLM is a tree of processes: it runs in a session of its own, killed as a whole."""
 
     def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
+        self._oom_kills = oom_kills()
         self._process = subprocess.Popen(
             command, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -44,6 +45,10 @@ class Engine:
         self._process.wait()
         self._reader.join(timeout=2)
 
+    def oom_killed(self) -> bool:
+        """Whether the container's memory limit took one of its processes since it was started."""
+        return oom_kills() > self._oom_kills
+
     def tail(self) -> tuple[str, ...]:
         """Its last lines."""
         return tuple(self._tail)
@@ -54,6 +59,15 @@ class Engine:
             self._tail.append(raw.decode("utf-8", "replace").rstrip("\n"))
             sys.stdout.buffer.write(raw)
             sys.stdout.buffer.flush()
+
+
+def oom_kills() -> int:
+    """How often the kernel killed a process at this container's memory limit; 0 where it does not say."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError):
+            fields = dict(line.split() for line in Path(path).read_text(encoding="ascii").splitlines())
+            return int(fields.get("oom_kill", 0))
+    return 0
 
 
 def _session(leader: int) -> list[int]:

@@ -25,12 +25,13 @@ _ECHO = re.compile(r"Engine core initialization failed|EngineDeadError|EngineCor
 
 @dataclass(frozen=True)
 class Ended:
-    """How one run of the engine ended. `killed` is our own reason for ending it, if we did."""
+    """How one run of the engine ended. `killed`: our own reason for it. `oom`: the memory limit took a process."""
 
     code: int
     was_ready: bool
     killed: str
     tail: Sequence[str]
+    oom: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,15 @@ class Restarts:
 
 
 def cause(ended: Ended) -> str:
-    """One line: our own reason, else the engine's first error, else the signal, else its exit code."""
+    """One line: our own reason, the memory limit, the engine's first error, the signal, or its exit code."""
     if ended.killed:
         return ended.killed
+    if ended.oom:
+        return "out of memory at the container's limit (ENGINE_MEMORY in .env)"
     errors = [found[1] or found[2] for line in ended.tail if (found := _CAUSE.search(line))]
     told = [error for error in errors if not _ECHO.search(error)] or errors
     if told:
         return told[0]
     if ended.code < 0:
-        name = signal.Signals(-ended.code).name
-        hint = "; was the memory limit too low (ENGINE_MEMORY)?" if name == "SIGKILL" else ""
-        return f"ended by {name}{hint}"
+        return f"ended by {signal.Signals(-ended.code).name}"
     return f"exit code {ended.code}"

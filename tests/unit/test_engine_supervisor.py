@@ -29,8 +29,10 @@ restarts = load("restarts")
 healthcheck = load("healthcheck")
 
 
-def ended(code: int = 1, *, ready: bool = False, killed: str = "", tail: tuple[str, ...] = ()) -> object:
-    return restarts.Ended(code, ready, killed, tail)
+def ended(
+    code: int = 1, *, ready: bool = False, killed: str = "", tail: tuple[str, ...] = (), oom: bool = False
+) -> object:
+    return restarts.Ended(code, ready, killed, tail, oom)
 
 
 def test_an_engine_that_never_came_up_is_started_a_few_times_and_not_again() -> None:
@@ -80,7 +82,8 @@ def test_an_argument_that_the_engine_refuses_is_not_tried_twice() -> None:
         ),
         (ended(tail=("torch.OutOfMemoryError: CUDA out of memory.",)), "OutOfMemoryError: CUDA out of memory."),
         (ended(tail=("INFO nothing",)), "exit code 1"),
-        (ended(-9), "ended by SIGKILL; was the memory limit too low (ENGINE_MEMORY)?"),
+        (ended(-9), "ended by SIGKILL"),
+        (ended(oom=True), "out of memory at the container's limit (ENGINE_MEMORY in .env)"),
         (ended(-9, killed="no forward progress for 60 s"), "no forward progress for 60 s"),
     ],
 )
