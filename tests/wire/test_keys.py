@@ -109,33 +109,33 @@ def content(file: Path, new: bytes | None = None) -> bytes:
     return file.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("header", "expected"),
-    [
-        (b"", 401),
-        (b"Authorization: Bearer sk-canary-first\r\n", 200),
-        (b"authorization: bearer   sk-canary-first  \r\n", 200),
-        (b"X-API-KEY: sk-canary-first\r\n", 200),
-        (b"Authorization: Bearer \r\n", 401),
-        (b"Authorization: \r\n", 401),
-        (b"Authorization:\r\n", 401),
-        (b"Authorization: sk-canary-first\r\n", 401),
-        (b"Authorization: Basic sk-canary-first\r\n", 401),
-        (b"Authorization: Bearer schl\xc3\xbcssel\r\n", 401),
-        (b"Authorization: Bearer \xff\xfe\r\n", 401),
-        (b"Authorization: Bearer sk-canary-first\r\nAuthorization: Bearer sk-canary-first\r\n", 401),
-        (b"Authorization: Bearer sk-canary-first\r\nX-Api-Key: sk-canary-first\r\n", 401),
-        (b"X-Api-Key: \r\n", 401),
-    ],
-)
-async def test_odd_credentials_are_401_in_json_and_never_500(guarded: Running, header: bytes, expected: int) -> None:
-    request = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header + b"\r\n"
-    answered, body = await raw(guarded, request)
-    assert answered == expected, body
-    if expected == 401:
-        error = json.loads(body)["error"]
-        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
-        assert b"canary" not in body
+CREDENTIALS = [
+    (b"", 401),
+    (b"Authorization: Bearer sk-canary-first\r\n", 200),
+    (b"authorization: bearer   sk-canary-first  \r\n", 200),
+    (b"X-API-KEY: sk-canary-first\r\n", 200),
+    (b"Authorization: Bearer \r\n", 401),
+    (b"Authorization: \r\n", 401),
+    (b"Authorization:\r\n", 401),
+    (b"Authorization: sk-canary-first\r\n", 401),
+    (b"Authorization: Basic sk-canary-first\r\n", 401),
+    (b"Authorization: Bearer schl\xc3\xbcssel\r\n", 401),
+    (b"Authorization: Bearer \xff\xfe\r\n", 401),
+    (b"Authorization: Bearer sk-canary-first\r\nAuthorization: Bearer sk-canary-first\r\n", 401),
+    (b"Authorization: Bearer sk-canary-first\r\nX-Api-Key: sk-canary-first\r\n", 401),
+    (b"X-Api-Key: \r\n", 401),
+]
+
+
+async def test_odd_credentials_are_401_in_json_and_never_500(guarded: Running) -> None:
+    for header, expected in CREDENTIALS:
+        request = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header + b"\r\n"
+        answered, body = await raw(guarded, request)
+        assert answered == expected, (header, body)
+        if expected == 401:
+            error = json.loads(body)["error"]
+            assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key"), header
+            assert b"canary" not in body
 
 
 async def test_requests_under_way_are_not_touched_by_a_reload_and_none_is_refused_meanwhile(

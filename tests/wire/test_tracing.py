@@ -178,26 +178,26 @@ async def test_off_a_well_formed_context_is_passed_on_as_it_came(up: Running, en
     assert upstream(engine)["traceparent"].startswith(f"cc-{TRACE}")
 
 
-@pytest.mark.parametrize(
-    "parent",
-    [
-        "",
-        "canary",
-        PARENT.upper(),
-        PARENT[:-1],
-        PARENT + "x",
-        PARENT + "-extra",
-        PARENT.replace("00-", "ff-", 1),
-        f"00-{'0' * 32}-b7ad6b7169203331-01",
-        f"00-{TRACE}-{'0' * 16}-01",
-        f"00-{TRACE}-b7ad6b716920333g-01",
-        f"{PARENT}, {PARENT}",
-        f"cc-{TRACE}-b7ad6b7169203331-01-" + "x" * 1000,
-    ],
-)
-async def test_anything_else_is_dropped_with_its_tracestate(up: Running, engine: FakeEngine, parent: str) -> None:
-    await chat(up, ("traceparent", parent), ("tracestate", "vendor=canary"))
-    assert not {"traceparent", "tracestate"} & upstream(engine).keys()
+UNFIT = [
+    "",
+    "canary",
+    PARENT.upper(),
+    PARENT[:-1],
+    PARENT + "x",
+    PARENT + "-extra",
+    PARENT.replace("00-", "ff-", 1),
+    f"00-{'0' * 32}-b7ad6b7169203331-01",
+    f"00-{TRACE}-{'0' * 16}-01",
+    f"00-{TRACE}-b7ad6b716920333g-01",
+    f"{PARENT}, {PARENT}",
+    f"cc-{TRACE}-b7ad6b7169203331-01-" + "x" * 1000,
+]
+
+
+async def test_anything_else_is_dropped_with_its_tracestate(up: Running, engine: FakeEngine) -> None:
+    for parent in UNFIT:
+        await chat(up, ("traceparent", parent), ("tracestate", "vendor=canary"))
+        assert not {"traceparent", "tracestate"} & upstream(engine).keys(), parent
 
 
 def test_two_parents_are_none_and_an_unfit_state_is_left_out() -> None:
