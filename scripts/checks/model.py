@@ -1,0 +1,150 @@
+"""The model directory: every shard whole, a known config, a tokenizer, a chat template, readable by a container."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scripts.checks import Check, fail, judged, ok, skip, warn
+from scripts.checks import fit as planning
+from scripts.checks.subject import Subject
+from scripts.planner import PlanError
+from scripts.planner.checkpoint import INDEX, read_checkpoint, read_config
+from scripts.planner.model import parse_model
+from scripts.planner.numbers import gib
+
+_LFS = b"version https://git-lfs"
+_TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("tekken.json",), ("vocab.json", "merges.txt"))
+_GET = "make model (the small one), or put the model's files there: docs/doctor.md"
+
+
+def checks(subject: Subject) -> list[Check]:
+    """Of a directory that is not there only the first check is made."""
+    first = directory(subject)
+    where = subject.model_dir
+    if first.status != "ok" or where is None:
+        return [first]
+    return [first, config(where), weights(where, subject), tokenizer(where), template(where), access(where, subject)]
+
+
+def directory(subject: Subject) -> Check:
+    name, expected = "model.directory", "a directory with config.json"
+    where = subject.model_dir
+    if where is None:
+        said = subject.profile.get("model")
+        if said is None:
+            return skip(name, expected, f"profile {subject.profile_path.stem} names no model")
+        why = f"{said!r} is no local path: the engine would download it, which nothing here can check"
+        return skip(name, expected, why)
+    if not where.is_dir():
+        dangling = " (a link to nothing)" if where.is_symlink() else ""
+        return fail(name, expected, f"{where} does not exist{dangling}", _GET)
+    has_config = (where / "config.json").is_file()
+    return judged(has_config, name, expected, f"{where}{'' if has_config else ' has no config.json'}", _GET)
+
+
+def config(where: Path) -> Check:
+    """An architecture that the planner does not know may still be served; no figure is given for it."""
+    name, expected = "model.config", "an architecture the memory plan knows"
+    try:
+        model = parse_model(read_config(where), where.name)
+    except PlanError as error:
+        if "planner" in str(error):
+            fix = "the engine may serve it all the same; no memory figure is checked. `vllm serve` has the last word"
+            return warn(name, expected, str(error), fix)
+        return fail(name, expected, str(error), "download config.json again")
+    kind = model.quant.label if model.quant else model.dtype
+    return ok(name, expected, f"{model.architecture}, {model.layers} layers, {kind}")
+
+
+def weights(where: Path, subject: Subject) -> Check:
+    """Every file the index names, each as long as its own header says; and of the model config.json describes."""
+    name, expected = "model.weights", "every safetensors file of the index, whole"
+    for path in sorted(where.glob("*.safetensors")):
+        if _head(path).startswith(_LFS):
+            return fail(name, expected, f"{path.name} is a Git LFS pointer, not weights", "git lfs pull, in that clone")
+    try:
+        found = read_checkpoint(where)
+    except PlanError as error:
+        return fail(name, expected, str(error), "download the named files again")
+    except OSError as error:
+        return fail(name, expected, f"{error.filename}: {error.strerror}", "make it readable")
+    if found is None:
+        return fail(name, expected, f"{where} holds no weights", _GET)
+    try:
+        planning.find(subject)
+    except PlanError as error:
+        if "not of one model" in str(error):
+            return fail(name, expected, str(error), "config.json and weights belong together: download both again")
+    size = sum(tensor.size for tensor in found.tensors.values())
+    index = f" of {INDEX}" if (where / INDEX).is_file() else ""
+    count = f"{found.files} file{'s' * (found.files != 1)}{index}"
+    return ok(name, expected, f"{count}, {len(found.tensors)} tensors, {gib(size)}")
+
+
+def tokenizer(where: Path) -> Check:
+    name, expected = "model.tokenizer", "tokenizer.json, or another whole tokenizer, and tokenizer_config.json"
+    have = next((names for names in _TOKENIZERS if all((where / file).is_file() for file in names)), None)
+    if have is None:
+        return fail(name, expected, f"{where} has no tokenizer files", "download them with the model")
+    for file in (*have, "tokenizer_config.json"):
+        path = where / file
+        if file == "tokenizer_config.json" and not path.is_file():
+            fix = "download it: without it special tokens and the chat template are missing"
+            return warn(name, expected, f"{' and '.join(have)}, but no {file}", fix)
+        if _head(path).startswith(_LFS):
+            return fail(name, expected, f"{file} is a Git LFS pointer", "git lfs pull, in that clone")
+        if path.suffix == ".json" and _json(path) is None:
+            return fail(name, expected, f"{file} is no JSON object: cut off?", "download it again")
+    return ok(name, expected, " and ".join(have))
+
+
+def template(where: Path) -> Check:
+    """Without one /v1/chat/completions answers 400."""
+    name, expected = "model.chat_template", "a chat template"
+    inside = (_json(where / "tokenizer_config.json") or {}).get("chat_template")
+    if (isinstance(inside, str) and inside.strip()) or (isinstance(inside, list) and inside):
+        return ok(name, expected, "in tokenizer_config.json")
+    for file in ("chat_template.jinja", "chat_template.json"):
+        if (where / file).is_file() and (where / file).stat().st_size:
+            return ok(name, expected, file)
+    fix = "take an instruct model, or name one in the profile: chat-template: /path/to/template.jinja"
+    return warn(name, expected, "none: chat requests will be refused with 400, completions work", fix)
+
+
+def access(where: Path, subject: Subject) -> Check:
+    """A container mounts MODELS_DIR alone, and reads it as another user."""
+    name, expected = "model.access", "files any user may read, inside MODELS_DIR"
+    if subject.purpose == "demo":
+        return skip(name, expected, "the demo reads them as this user")
+    root = subject.models_root.resolve()
+    for path in [where, *sorted(where.iterdir())]:
+        target = path.resolve()
+        if not target.is_relative_to(root):
+            fix = "copy the files themselves (cp -rL), or point MODELS_DIR higher: a container sees nothing outside it"
+            return fail(name, expected, f"{path} lies at {target}, outside {root}", fix)
+        mode = target.stat().st_mode
+        wanted = stat.S_IROTH | (stat.S_IXOTH if target.is_dir() else 0)
+        if mode & wanted != wanted:
+            found = f"{path} has mode {stat.S_IMODE(mode):o}"
+            return fail(name, expected, found, f"chmod -R o+rX {where}")
+    return ok(name, expected, f"all of {where}")
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(32)
+    except OSError:
+        return b""
+
+
+def _json(path: Path) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

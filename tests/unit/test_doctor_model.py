@@ -1,0 +1,206 @@
+"""Model directories with one thing wrong at a time."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.checks import Check, model
+from scripts.checks.probes import Probes
+from scripts.checks.subject import Subject, decide
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 128,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": True,
+}
+LAYER = {
+    "self_attn.q_proj": (64, 64),
+    "self_attn.k_proj": (32, 64),
+    "self_attn.v_proj": (32, 64),
+    "self_attn.o_proj": (64, 64),
+    "mlp.gate_proj": (128, 64),
+    "mlp.up_proj": (128, 64),
+    "mlp.down_proj": (64, 128),
+}
+
+
+def tensors(part: int) -> dict[str, tuple[int, ...]]:
+    """The weights of one of two shards: the embedding and a layer, or a layer and the last norm."""
+    found: dict[str, tuple[int, ...]] = {f"model.layers.{part}.{name}.weight": shape for name, shape in LAYER.items()}
+    found |= {f"model.layers.{part}.{name}.weight": (64,) for name in ("input_layernorm", "post_attention_layernorm")}
+    return found | ({"model.norm.weight": (64,)} if part else {"model.embed_tokens.weight": (256, 64)})
+
+
+def write_shard(path: Path, held: dict[str, tuple[int, ...]]) -> None:
+    header: dict[str, Any] = {}
+    at = 0
+    for name, shape in held.items():
+        size = 2
+        for length in shape:
+            size *= length
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    raw = json.dumps(header).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(at))
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    """A small but complete model of two shards, as MODELS_DIR/small/current."""
+    where = tmp_path / "models" / "small" / "v1"
+    where.mkdir(parents=True)
+    (where.parent / "current").symlink_to("v1")
+    (where / "config.json").write_text(json.dumps(CONFIG))
+    weight_map = {}
+    for part in (0, 1):
+        file = f"model-0000{part + 1}-of-00002.safetensors"
+        write_shard(where / file, tensors(part))
+        weight_map |= dict.fromkeys(tensors(part), file)
+    (where / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (where / "tokenizer.json").write_text("{}")
+    (where / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    for path in where.iterdir():
+        path.chmod(0o644)
+    return where
+
+
+def subject(whole: Path, purpose: str = "stack") -> Subject:
+    root = whole.parents[2]
+    found = decide(Probes(environ={}, root=root), purpose, "smollm2-135m.cpu", None)
+    return replace(found, profile={"model": "/models/small/current"}, model_dir=root / "models/small/current")
+
+
+def look(whole: Path, purpose: str = "stack") -> dict[str, Check]:
+    return {check.name: check for check in model.checks(subject(whole, purpose))}
+
+
+def test_a_whole_model_is_well(whole: Path) -> None:
+    found = look(whole)
+    assert {name: check.status for name, check in found.items()} == dict.fromkeys(
+        (f"model.{part}" for part in ("directory", "config", "weights", "tokenizer", "chat_template", "access")), "ok"
+    )
+    assert found["model.weights"].found.startswith("2 files of model.safetensors.index.json, 20 tensors")
+
+
+def test_a_missing_shard_is_named(whole: Path) -> None:
+    (whole / "model-00002-of-00002.safetensors").unlink()
+    check = look(whole)["model.weights"]
+    assert check.status == "fail"
+    assert "1 of 2 shards are missing (model-00002-of-00002.safetensors)" in check.found
+
+
+def test_a_truncated_shard_is_named_with_its_length(whole: Path) -> None:
+    path = whole / "model-00001-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    check = look(whole)["model.weights"]
+    assert (check.status, "is truncated" in check.found, path.name in check.found) == ("fail", True, True)
+
+
+def test_a_git_lfs_pointer_is_told_from_weights(whole: Path) -> None:
+    (whole / "model-00001-of-00002.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:1\n"
+    )
+    assert "Git LFS pointer" in look(whole)["model.weights"].found
+
+
+def test_a_tensor_that_no_shard_holds_is_named(whole: Path) -> None:
+    index = whole / "model.safetensors.index.json"
+    listed = json.loads(index.read_text())
+    listed["weight_map"]["model.layers.9.extra.weight"] = "model-00001-of-00002.safetensors"
+    index.write_text(json.dumps(listed))
+    assert "model.layers.9.extra.weight" in look(whole)["model.weights"].found
+
+
+def test_weights_of_another_model_are_noticed(whole: Path) -> None:
+    (whole / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 4}))
+    check = look(whole)["model.weights"]
+    assert (check.status, "not of one model" in check.found) == ("fail", True)
+
+
+def test_no_weights_at_all(whole: Path) -> None:
+    for path in whole.glob("model*"):
+        path.unlink()
+    assert "holds no weights" in look(whole)["model.weights"].found
+
+
+def test_an_unknown_architecture_is_said_and_gets_no_figure(whole: Path) -> None:
+    (whole / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["MambaTransformerForEverything"]}))
+    check = look(whole)["model.config"]
+    assert (check.status, "MambaTransformerForEverything" in check.found) == ("warn", True)
+    assert "no memory figure" in check.fix
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({k: v for k, v in CONFIG.items() if k != "hidden_size"})])
+def test_a_broken_config_fails(text: str, whole: Path) -> None:
+    (whole / "config.json").write_text(text)
+    assert look(whole)["model.config"].status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "status"),
+    [
+        ("tokenizer.json", None, "fail"),
+        ("tokenizer.json", '{"model": {"vocab": {"a', "fail"),
+        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\n", "fail"),
+        ("tokenizer_config.json", None, "warn"),
+        ("tokenizer_config.json", "{", "fail"),
+    ],
+)
+def test_a_tokenizer_must_be_whole(file: str, content: str | None, status: str, whole: Path) -> None:
+    (whole / file).unlink() if content is None else (whole / file).write_text(content)
+    assert look(whole)["model.tokenizer"].status == status
+
+
+def test_another_kind_of_tokenizer_counts(whole: Path) -> None:
+    (whole / "tokenizer.json").unlink()
+    (whole / "tokenizer.model").write_bytes(b"\x00")
+    assert look(whole)["model.tokenizer"].found == "tokenizer.model"
+
+
+def test_a_missing_chat_template_is_a_warning_and_its_own_file_is_none(whole: Path) -> None:
+    (whole / "tokenizer_config.json").write_text("{}")
+    assert look(whole)["model.chat_template"].status == "warn"
+    (whole / "chat_template.jinja").write_text("{{ messages }}")
+    assert look(whole)["model.chat_template"].status == "ok"
+
+
+def test_a_file_that_a_container_may_not_read_fails(whole: Path) -> None:
+    """Field case G5: the engine runs as another user."""
+    (whole / "config.json").chmod(0o600)
+    check = look(whole)["model.access"]
+    assert (check.status, "mode 600" in check.found, "chmod -R o+rX" in check.fix) == ("fail", True, True)
+    assert look(whole, "demo")["model.access"].status == "skip"
+
+
+def test_a_link_out_of_the_mount_fails(whole: Path) -> None:
+    """So a snapshot of the hub's cache is laid out: links into ../../blobs, which a container does not see."""
+    blob = whole.parents[2] / "blobs" / "tokenizer"
+    blob.parent.mkdir()
+    (whole / "tokenizer.json").rename(blob)
+    (whole / "tokenizer.json").symlink_to(blob)
+    check = look(whole)["model.access"]
+    assert (check.status, "outside" in check.found) == ("fail", True)
+
+
+def test_a_directory_that_is_not_there_ends_the_matter(whole: Path) -> None:
+    (whole.parent / "current").unlink()
+    (whole.parent / "current").symlink_to("v2")
+    found = look(whole)
+    assert list(found) == ["model.directory"]
+    assert "a link to nothing" in found["model.directory"].found
+
+
+def test_a_hub_name_is_not_looked_for_on_this_disk(whole: Path) -> None:
+    hub = replace(subject(whole), profile={"model": "meta-llama/Llama-3-8B"}, model_dir=None)
+    (check,) = model.checks(hub)
+    assert (check.status, "would download it" in check.found) == ("skip", True)

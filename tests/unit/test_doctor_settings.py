@@ -1,0 +1,217 @@
+"""What people write wrong in .env, profiles and keys, each with its name and its fix."""
+
+import datetime
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.checks import Check, settings
+from scripts.checks.envfile import EXAMPLE, example_names, parse_env
+from scripts.checks.probes import ROOT, Probes
+from scripts.checks.subject import decide
+
+NOW = datetime.datetime(2026, 12, 1, tzinfo=datetime.UTC)
+DAY = datetime.timedelta(days=1)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with the project's own .env.example and a .env copied from it."""
+    text = (ROOT / EXAMPLE).read_text(encoding="utf-8")
+    (tmp_path / EXAMPLE).write_text(text)
+    (tmp_path / ".env").write_text(text)
+    return tmp_path
+
+
+def env_file(root: Path, environ: dict[str, str] | None = None) -> Check:
+    eyes = Probes(environ=environ or {}, root=root)
+    return settings.env_file(eyes, decide(eyes, "stack", None, None))
+
+
+# -- .env -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_of_the_example_is_well(project: Path) -> None:
+    assert env_file(project).status == "ok"
+
+
+def test_the_example_knows_the_names_behind_its_hashes() -> None:
+    required, known = example_names((ROOT / EXAMPLE).read_text(encoding="utf-8"))
+    assert "ENGINE_PROFILE" in required
+    assert {"MODELS_DIR", "GATEWAY_PORT", "ENGINE_IMAGE"} <= known - set(required)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ENGINE_PROFIL=x", "ENGINE_PROFIL is unknown: did you mean ENGINE_PROFILE?"),
+        ("MODEL_DIR=/m", "MODEL_DIR is unknown: did you mean MODELS_DIR?"),
+        ("SOMETHING_ELSE=1", "SOMETHING_ELSE is unknown"),
+        ("GATEWAY__BATCHING__WINDOW_MS=5", "reaches no container: configs/gateway.yaml"),
+        ("ENGINE_PROFILE=again", "sets ENGINE_PROFILE a second time"),
+        ("just words", "is not NAME=value"),
+    ],
+)
+def test_a_mistake_in_env_is_named(line: str, said: str, project: Path) -> None:
+    with (project / ".env").open("a") as file:
+        file.write(f"{line}\n")
+    check = env_file(project)
+    assert (check.status, said in check.found) == ("fail", True), check.found
+
+
+def test_a_name_that_is_commented_out_by_mistake_is_missed(project: Path) -> None:
+    path = project / ".env"
+    path.write_text(path.read_text().replace("ENGINE_PROFILE=", "# ENGINE_PROFILE="))
+    assert "ENGINE_PROFILE is not set" in env_file(project).found
+    assert env_file(project, {"ENGINE_PROFILE": "smollm2-135m.cpu"}).status == "ok"
+
+
+def test_windows_line_ends_are_told(project: Path) -> None:
+    path = project / ".env"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert "CRLF" in env_file(project).found
+
+
+def test_dockers_own_variables_are_welcome(project: Path) -> None:
+    with (project / ".env").open("a") as file:
+        file.write("COMPOSE_PROJECT_NAME=llm\nDOCKER_HOST=unix:///run/docker.sock\n")
+    assert env_file(project).status == "ok"
+
+
+def test_no_env_fails_for_the_stack_and_not_for_the_demo(tmp_path: Path) -> None:
+    eyes = Probes(environ={}, root=tmp_path)
+    assert settings.env_file(eyes, decide(eyes, "stack", "smollm2-135m.cpu", None)).status == "fail"
+    assert settings.env_file(eyes, decide(eyes, "demo", None, None)).status == "skip"
+
+
+def test_values_are_kept_as_written() -> None:
+    assert parse_env("A='x y' # why\nB=$HOME\nC=\n").values == {"A": "x y", "B": "$HOME", "C": ""}
+
+
+# -- the gateway's settings -------------------------------------------------------------------------------------------
+
+
+def test_the_gateways_settings_are_loaded_by_its_own_code() -> None:
+    """Nothing is replaced here: a process of its own reads the project's configuration."""
+    eyes = Probes(environ={})
+    assert settings.gateway(eyes, decide(eyes, "demo", None, None)).found == "1 engine(s), listens on 127.0.0.1:8080"
+    assert settings.gateway(eyes, decide(eyes, "stack", "smollm2-135m.cpu", None)).status == "ok"
+
+
+def test_a_broken_setting_is_said_in_the_gateways_words(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("batching:\n  window_ms: -1\n  windw_ms: 2\n")
+    eyes = Probes(environ={"GATEWAY_CONFIG": str(path)})
+    eyes = replace(eyes, run=lambda command, environ=None: Probes().run(command, {**(environ or {}), **eyes.environ}))
+    check = settings.gateway(eyes, decide(eyes, "demo", None, None))
+    assert check.status == "fail"
+    assert "batching.window_ms = -1" in check.found
+    assert "batching.windw_ms is not a setting" in check.found
+    assert "Traceback" not in check.found
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+def keys(root: Path, entries: list[dict[str, Any]] | str | None) -> Check:
+    folder = root / "elsewhere"
+    folder.mkdir(exist_ok=True)
+    if entries is not None:
+        content = entries if isinstance(entries, str) else json.dumps({"keys": entries})
+        (folder / "keys.json").write_text(content)
+    eyes = Probes(environ={"SECRETS_DIR": "elsewhere"}, root=root)
+    return settings.keys(eyes, decide(eyes, "stack", "smollm2-135m.cpu", None), NOW)
+
+
+def key(name: str, expires: datetime.datetime | None = None) -> dict[str, Any]:
+    digest = f"{abs(hash((name, expires))):064x}"[:64]
+    return {"name": name, "sha256": digest, "expires": expires.isoformat() if expires else None}
+
+
+def test_valid_keys_are_counted(tmp_path: Path) -> None:
+    check = keys(tmp_path, [key("app1"), key("app2", NOW + 60 * DAY)])
+    assert (check.status, check.found) == ("ok", "2 valid keys")
+
+
+def test_a_key_that_ends_soon_is_named(tmp_path: Path) -> None:
+    check = keys(tmp_path, [key("app1"), key("app2", NOW + 3 * DAY)])
+    assert (check.status, check.found) == ("warn", "app2 expires 2026-12-04")
+
+
+def test_a_rotation_in_progress_is_no_surprise(tmp_path: Path) -> None:
+    assert keys(tmp_path, [key("app1", NOW + DAY), key("app1")]).status == "ok"
+
+
+def test_an_expired_key_is_named_and_no_valid_one_fails(tmp_path: Path) -> None:
+    assert keys(tmp_path, [key("app1"), key("old", NOW - DAY)]).found == "old has expired"
+    check = keys(tmp_path, [key("old", NOW - DAY)])
+    assert (check.status, "none valid" in check.found) == ("fail", True)
+
+
+@pytest.mark.parametrize("content", [None, "", "{", '{"keys": [{"name": "a"}]}', '{"keys": []}'])
+def test_a_keys_file_that_is_none_fails(content: str | None, tmp_path: Path) -> None:
+    assert keys(tmp_path, content).status == "fail"
+
+
+def test_the_demo_asks_for_no_keys() -> None:
+    eyes = Probes(environ={})
+    assert settings.keys(eyes, decide(eyes, "demo", None, None), NOW).status == "skip"
+
+
+# -- the profile ------------------------------------------------------------------------------------------------------
+
+
+def profile(tmp_path: Path, text: str, name: str = "llama3-8b-awq.rtx4090") -> tuple[Check, Check]:
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(text)
+    eyes = Probes(environ={"MODELS_DIR": "/nowhere", "XDG_CACHE_HOME": "/nowhere"}, root=tmp_path)
+    subject = decide(eyes, "stack", str(path), None)
+    return settings.profile(subject), settings.fit(subject)
+
+
+SOUND = "model: /models/llama3-8b-awq/current\nmax-model-len: 8192\ngpu-memory-utilization: 0.92\n"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "engine").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_profile_that_ships_is_well(path: Path) -> None:
+    eyes = Probes(environ={"MODELS_DIR": "/nowhere", "XDG_CACHE_HOME": "/nowhere"})
+    subject = decide(eyes, "stack", path.stem, None)
+    assert settings.profile(subject).status == "ok"
+    assert settings.fit(subject).status in ("ok", "skip")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("max-model-length: 8192", "max-model-length is no flag of vLLM 0.32.0: did you mean max-model-len?"),
+        ("enable-paged-attn: true", "enable-paged-attn is no flag"),
+        ("swap-space: 4", "swap-space is no flag"),
+        ("enable-prefix-caching: false", "silently dropped: write no-enable-prefix-caching: true"),
+    ],
+)
+def test_a_line_that_does_nothing_or_stops_the_start_is_named(line: str, said: str, tmp_path: Path) -> None:
+    check, _ = profile(tmp_path, f"{SOUND}{line}\n")
+    assert (check.status, said in check.found) == ("fail", True), check.found
+
+
+def test_a_profile_that_does_not_fit_its_card_says_what_to_write(tmp_path: Path) -> None:
+    """Field case D2: the same value in a profile for another card stands in its name."""
+    _, fits = profile(tmp_path, SOUND)
+    assert (fits.status, "estimate" in fits.found) == ("ok", True)
+    _, fits = profile(tmp_path, SOUND.replace("-awq", ""), "llama3-8b.rtx4080")
+    assert (fits.status, "no room for a KV cache" in fits.found) == ("fail", True)
+
+
+@pytest.mark.parametrize("text", ["- a\n", "a: [", ""])
+def test_a_profile_that_is_no_mapping_fails(text: str, tmp_path: Path) -> None:
+    check, fits = profile(tmp_path, text)
+    assert (check.status, fits.status) == ("fail", "skip")
+
+
+def test_a_profile_that_is_not_there_names_those_that_are() -> None:
+    eyes = Probes(environ={})
+    check = settings.profile(decide(eyes, "stack", "llama3-8b.rtx9090", None))
+    assert (check.status, "llama3-8b-awq.rtx4090" in check.found) == ("fail", True)
