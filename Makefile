@@ -88,10 +88,25 @@ shell-engine: ## a shell in the engine's container
 test-stack: install model ## all of it on a real engine in real containers, its faults included (about 15 minutes)
 	$(PY) -m pytest tests/stack $(ARGS)
 
+## ---- measuring ----------------------------------------------------------------------------------------------------
+.PHONY: bench-gateway soak
+bench-gateway: .venv/.installed ## what the gateway adds: latency, requests per CPU-second, memory
+	@$(PY) -m scripts.bench_gateway $(ARGS)
+
+soak: .venv/.installed ## an hour of a thousand streams and ten minutes of ten times too much; does anything grow?
+	@$(PY) -m scripts.soak $(ARGS)
+
 ## ---- know the engine ----------------------------------------------------------------------------------------------
 .PHONY: plan
 plan: .venv/.installed ## where a card's memory goes: MODEL=llama3-8b-awq GPU=rtx4090, or PROFILE=llama3-8b-awq.rtx4090
 	@$(PY) -m scripts.plan $(if $(MODEL),--model '$(MODEL)') $(if $(GPU),--gpu '$(GPU)') $(if $(PROFILE),--profile '$(PROFILE)') $(ARGS)
+
+.PHONY: doctor verify
+doctor: .venv/.installed ## look at host, Docker, card, model, settings and the running stack: ARGS='--for stack --json'
+	@$(PY) -m scripts.doctor $(ARGS) || test $$? -eq 3
+
+verify: .venv/.installed ## prove paged KV and prefix caching on a running engine: ENGINE=http://127.0.0.1:8000 ARGS='--log FILE'
+	@$(PY) -m scripts.verify $(ENGINE) $(ARGS)
 
 .PHONY: engine-args
 engine-args: install ## capture the pinned engine's flags, variables and metrics; VERSION=0.26.0 adds that release to the history
