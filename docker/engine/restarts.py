@@ -18,7 +18,10 @@ LONGEST_DELAY_S = 60.0
 WRONG_USAGE = 2  # argparse's exit code
 
 # The end of a traceback, bare or behind a logger's prefix; and argparse's last word.
-_CAUSE = re.compile(r"(?:^|\s)(?:\w+\.)*(\w*(?:Error|Exception): .+)$|^.*vllm serve.*: (error: .+)$")
+_CAUSE = re.compile(r"(?:^|\s)(?:\w+\.)*(\w*(?:Error|Exception): .+)$|^vllm[\w ]*: (error: .+)$")
+# A settings check that failed names itself in one line and what was wrong in the next.
+_HEADING = re.compile(r"ValidationError: \d+ validation errors? for \w+$")
+_DETAIL = re.compile(r"Value error, (.+?)(?: \[type=.*)?$")
 # What the parent of the process that failed says about it; true, and no help.
 _ECHO = re.compile(r"Engine core initialization failed|EngineDeadError|EngineCore encountered an issue")
 
@@ -70,13 +73,24 @@ class Restarts:
         return Again(told, 5.0 * self.failed_starts)
 
 
+def _errors(tail: Sequence[str]) -> list[str]:
+    """What the lines name as errors, in their order."""
+    found = []
+    for line in tail:
+        if detail := _DETAIL.search(line):
+            found.append(detail[1])
+        elif (error := _CAUSE.search(line)) and not _HEADING.search(line):
+            found.append(error[1] or error[2])
+    return found
+
+
 def cause(ended: Ended) -> str:
     """One line: our own reason, the memory limit, the engine's first error, the signal, or its exit code."""
     if ended.killed:
         return ended.killed
     if ended.oom:
         return "out of memory at the container's limit (ENGINE_MEMORY in .env)"
-    errors = [found[1] or found[2] for line in ended.tail if (found := _CAUSE.search(line))]
+    errors = _errors(ended.tail)
     told = [error for error in errors if not _ECHO.search(error)] or errors
     if told:
         return told[0]

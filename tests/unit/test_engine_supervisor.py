@@ -62,7 +62,7 @@ def test_a_start_that_worked_forgives_the_failed_ones() -> None:
 
 
 def test_an_argument_that_the_engine_refuses_is_not_tried_twice() -> None:
-    line = "vllm serve: error: unrecognized arguments: --no-such-flag"
+    line = "vllm: error: unrecognized arguments: --no-such-flag"
     decision = restarts.Restarts(max_starts=3).after(ended(2, tail=("usage: vllm serve", line)), 0.0)
     assert isinstance(decision, restarts.GiveUp)
     assert "unrecognized arguments: --no-such-flag" in decision.why
@@ -81,6 +81,15 @@ def test_an_argument_that_the_engine_refuses_is_not_tried_twice() -> None:
             "ValueError: To serve one request 4 GiB is needed",
         ),
         (ended(tail=("torch.OutOfMemoryError: CUDA out of memory.",)), "OutOfMemoryError: CUDA out of memory."),
+        (
+            ended(
+                tail=(
+                    "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
+                    "  Value error, max_model_len (200000) is too large. [type=value_error, input_value=Args",
+                )
+            ),
+            "max_model_len (200000) is too large.",
+        ),
         (ended(tail=("INFO nothing",)), "exit code 1"),
         (ended(-9), "ended by SIGKILL"),
         (ended(oom=True), "out of memory at the container's limit (ENGINE_MEMORY in .env)"),

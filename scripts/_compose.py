@@ -1,0 +1,110 @@
+"""The stack as Docker sees it: `docker compose` with this project's files, and what its containers say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+class ComposeError(Exception):
+    """A docker command failed; the message is what it said."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """One container of the stack. `said`: the health check's last word; `code`: the exit code where it ended."""
+
+    id: str
+    service: str
+    state: str
+    health: str
+    said: str
+    code: int
+    restarts: int
+    image: str
+    env: Mapping[str, str]
+
+    @property
+    def running(self) -> bool:
+        return self.state == "running"
+
+    @property
+    def well(self) -> bool:
+        """Running, and healthy where it has a health check."""
+        return self.running and self.health in ("healthy", "")
+
+
+class Compose:
+    """`profile` None: all of them, for commands that are about whatever is there."""
+
+    def __init__(self, profile: str | None = None, env: Mapping[str, str] | None = None) -> None:
+        self.profile = profile or "*"
+        self.env = dict(env or {})
+
+    def command(self, *arguments: str) -> list[str]:
+        return ["docker", "compose", "--profile", self.profile, *arguments]
+
+    def run(self, *arguments: str) -> str:
+        """Its stdout. Raises ComposeError with the lines of its stderr that say why."""
+        done = self._run(self.command(*arguments))
+        if done.returncode != 0:
+            raise ComposeError(reason(done.stderr) or f"docker compose {arguments[0]}: exit code {done.returncode}")
+        return done.stdout
+
+    def containers(self) -> list[Container]:
+        """All of this project, stopped ones too. Raises ComposeError."""
+        ids = self.run("ps", "-aq").split()
+        if not ids:
+            return []
+        done = self._run(["docker", "inspect", *ids])
+        # A container that went between the two calls is an error on stderr beside the others' answers.
+        return sorted(map(_container, json.loads(done.stdout or "[]")), key=lambda found: found.service)
+
+    def tail(self, service: str, lines: int) -> list[str]:
+        """The last lines of a service's log, without the program's own decoration."""
+        done = self._run(self.command("logs", "--no-color", "--no-log-prefix", "--tail", str(lines), service))
+        return [line.replace("\x1b[2K", "").rstrip() for line in done.stdout.splitlines() if line.strip()]
+
+    def _run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=ROOT, env=os.environ | self.env, capture_output=True, text=True, errors="replace", check=False
+        )
+
+
+def reason(stderr: str) -> str:
+    """What a docker command's stderr says went wrong: its progress lines are dropped."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith(("error", "failed", "validating", "invalid"))]
+    return "; ".join(errors or lines[-1:])
+
+
+def _container(found: Mapping[str, Any]) -> Container:
+    state, config = found["State"], found["Config"]
+    health = state.get("Health") or {}
+    log = health.get("Log") or [{}]
+    return Container(
+        id=found["Id"],
+        service=config["Labels"].get("com.docker.compose.service", ""),
+        state=state["Status"],
+        health=health.get("Status", ""),
+        said=str(log[-1].get("Output", "")).strip(),
+        code=state["ExitCode"],
+        restarts=found["RestartCount"],
+        image=config["Image"],
+        env=dict(_pairs(config.get("Env") or [])),
+    )
+
+
+def _pairs(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        with suppress(ValueError):
+            name, value = line.split("=", 1)
+            yield name, value

@@ -1,0 +1,82 @@
+"""The stack's secrets: files in secrets/, made once, never in .env, on a command line or in an image.
+
+    secrets/keys.json                       digests of the clients' keys (`make keys`); the gateway sees this directory
+    secrets/private/admin_token             for drain and /status on the gateway's admin port
+    secrets/private/engine_api_key          what the engine asks the gateway for
+    secrets/private/grafana_admin_password
+
+Containers run as users of their own, so the files are readable by everybody; private/ lets only its owner in. Docker
+binds each file by itself, past that directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts._compose import ROOT
+
+NAMES = ("admin_token", "engine_api_key", "grafana_admin_password")
+FIRST_KEY = "default"
+
+
+class SecretsError(Exception):
+    """The secrets can't be made or used; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is missing."""
+
+    folder: Path
+    missing: tuple[str, ...]
+    first_key: bool
+
+
+def folder(environ: Mapping[str, str]) -> Path:
+    return ROOT / Path(environ.get("SECRETS_DIR") or "secrets").expanduser()
+
+
+def plan(where: Path) -> Plan:
+    """Looks; changes nothing. Raises SecretsError for a secret that is there and empty, or that others may read."""
+    private = where / "private"
+    if private.is_dir() and stat.S_IMODE(private.stat().st_mode) & 0o077:
+        raise SecretsError(f"{private} lets others in: chmod 700 {private}")
+    if where.is_dir() and stat.S_IMODE(where.stat().st_mode) & 0o005 != 0o005:
+        raise SecretsError(f"{where} keeps the gateway's user out: chmod 755 {where}")
+    missing = tuple(name for name in NAMES if not (private / name).exists())
+    for name in set(NAMES) - set(missing):
+        path = private / name
+        if not path.is_file() or not path.stat().st_size:
+            raise SecretsError(f"{path} is empty: write one line into it, or remove it and one is made")
+    return Plan(where, missing, not (where / "keys.json").exists())
+
+
+def make(chosen: Plan) -> str | None:
+    """Writes what is missing; the first API key if one was made: it is nowhere else. Raises SecretsError, OSError."""
+    private = chosen.folder / "private"
+    if not chosen.folder.is_dir():
+        chosen.folder.mkdir(parents=True)
+        chosen.folder.chmod(0o755)  # whatever the umask is: the gateway's user reads keys.json in it
+    private.mkdir(mode=0o700, exist_ok=True)
+    for name in chosen.missing:
+        path = private / name
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+        path.chmod(0o644)
+    return _first_key(chosen.folder / "keys.json") if chosen.first_key else None
+
+
+def _first_key(path: Path) -> str:
+    command = [sys.executable, "-m", "scripts.keys", "add", FIRST_KEY, "--json", "--file", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SecretsError(done.stderr.strip() or "make keys failed")
+    return str(json.loads(done.stdout)["key"])

@@ -1,0 +1,233 @@
+"""Brings the stack up: checks the machine, starts what is not running, and says when it answers, or why it does not.
+
+    python -m scripts.up [--cpu] [--wait-s N] [--dry-run]
+
+What is missing of secrets is made; the first API key is printed once. A first start that fails leaves nothing running;
+on a running stack a new engine that does not come up is replaced by the one before. A second `up` changes nothing.
+
+Exit codes: 0 ready, 1 not (the last lines say why), 2 wrong usage, 130 or 143 interrupted (what was started goes on).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import httpx
+
+from scripts import _preflight, _secrets
+from scripts._children import Terminated, raise_on_termination
+from scripts._compose import ROOT, Compose, ComposeError, Container
+from scripts._demo_talk import Terminal, answers
+from scripts.checks import Check, worst
+from scripts.checks.envfile import read_env
+from scripts.checks.report import lines
+from scripts.checks.subject import Subject, SubjectError
+
+CPU_PROFILE = "smollm2-135m.cpu"
+WAIT_S = 2400  # above ENGINE_START_S: the engine's own supervisor gives up before
+LOG_LINES = 15
+
+
+class UpError(Exception):
+    """The stack did not come up; the message is for people, its first line the cause."""
+
+
+def environment(cpu: bool, environ: Mapping[str, str]) -> dict[str, str]:
+    """What to lay over .env. Raises UpError where it names no engine profile."""
+    env_file = read_env(ROOT)
+    said = environ.get("ENGINE_PROFILE") or (env_file.values.get("ENGINE_PROFILE", "") if env_file else "")
+    if cpu:
+        return {"ENGINE_PROFILE": said if ".cpu" in said else CPU_PROFILE}
+    if env_file is None:
+        raise UpError("there is no .env: cp .env.example .env, and set ENGINE_PROFILE (no GPU here: make up-cpu)")
+    if not said:
+        raise UpError(".env sets no ENGINE_PROFILE: docs/engine-profiles.md says which card takes which")
+    if ".cpu" in said:
+        raise UpError(f"ENGINE_PROFILE={said} is for a CPU: make up-cpu, or name a profile of your card in .env")
+    return {"ENGINE_PROFILE": said}
+
+
+def cpu_env_file(example: str) -> str:
+    """The .env of a machine without a GPU: the example with its two settings changed."""
+    wanted = {"COMPOSE_PROFILES": "cpu", "ENGINE_PROFILE": CPU_PROFILE}
+    out = [
+        f"{name}={wanted[name]}" if (name := line.partition("=")[0]) in wanted else line
+        for line in example.splitlines()
+    ]
+    return "\n".join(out) + "\n"
+
+
+def failure(containers: Sequence[Container]) -> tuple[str, str] | None:
+    """The service that will not come up by itself, and why; None while all may still do."""
+    for found in containers:
+        if found.said.startswith("gave up"):
+            return found.service, found.said
+        if found.state in ("restarting", "exited", "dead") and found.restarts >= 2:
+            return found.service, f"it ended {found.restarts} times, last with exit code {found.code}"
+        if found.state in ("exited", "dead") and not found.restarts:
+            return found.service, f"it ended with exit code {found.code}"
+    return None
+
+
+def awaited(containers: Sequence[Container]) -> str:
+    """What is not there yet, in words."""
+    return ", ".join(f"{found.service} ({found.said or found.health or found.state})" for found in _unwell(containers))
+
+
+def _unwell(containers: Sequence[Container]) -> list[Container]:
+    return [found for found in containers if not found.well]
+
+
+class Up:
+    """One run of `make up`, after the machine was found fit."""
+
+    def __init__(self, compose: Compose, subject: Subject, wait_s: float, terminal: Terminal) -> None:
+        self._compose = compose
+        self._subject = subject
+        self._wait_s = wait_s
+        self._terminal = terminal
+        environ = subject.environ
+        self.gateway = f"http://127.0.0.1:{environ.get('GATEWAY_PORT') or 8080}"
+        self.prometheus = f"http://127.0.0.1:{environ.get('PROMETHEUS_PORT') or 9090}"
+        self.grafana = f"http://127.0.0.1:{environ.get('GRAFANA_PORT') or 3000}"
+
+    def run(self) -> None:
+        """Raises UpError, ComposeError; then nothing is left of a first start, and the old engine is back otherwise."""
+        before = self._compose.containers()
+        try:
+            self._start()
+        except (UpError, ComposeError):
+            self._take_back(before)
+            raise
+
+    def _start(self) -> None:
+        self._terminal.line("images      are built where sources changed")
+        self._compose.run("build", "--quiet")
+        self._compose.run("up", "--detach", "--remove-orphans")
+        self._wait()
+
+    def _wait(self) -> None:
+        pause = threading.Event()
+        with httpx.Client(timeout=5, trust_env=False) as client:
+            while True:
+                containers = self._compose.containers()
+                if broken := failure(containers):
+                    raise UpError(self._explain(*broken))
+                ready, why = answers(client, f"{self.gateway}/readyz")
+                if ready and not _unwell(containers):
+                    return
+                text = awaited(containers) or f"the gateway: {why or 'not answering yet'}"
+                if self._terminal.seconds > self._wait_s:
+                    raise UpError(f"not ready after {self._wait_s:.0f} s: waiting for {text}")
+                self._terminal.waiting(f"waiting for {text}")
+                pause.wait(1)
+
+    def _explain(self, service: str, why: str) -> str:
+        tail = "".join(f"\n    {line}" for line in self._compose.tail(service, LOG_LINES))
+        return f"{service}: {why}\n  its last lines:{tail}"
+
+    def _take_back(self, before: Sequence[Container]) -> None:
+        """Nothing runs after a failed first start; after another one the old engine does."""
+        if not before:
+            self._terminal.line("taking back what was started")
+            self._compose.run("down", "--timeout", "10")
+            return
+        old = next((found for found in before if found.service.startswith("engine")), None)
+        now = {found.service: found.id for found in self._compose.containers()}
+        if old is None or now.get(old.service) == old.id or not old.running:
+            return
+        env = {name: old.env.get(name, "") for name in ("ENGINE_PROFILE", "ENGINE_ARGS")} | {"ENGINE_IMAGE": old.image}
+        self._terminal.line(f"going back to the engine before: ENGINE_PROFILE={env['ENGINE_PROFILE']}")
+        Compose(self._compose.profile, self._compose.env | env).run("up", "--detach", "--no-build", old.service)
+
+    def recipe(self, key: str | None) -> str:
+        """Where it is, and a request to copy."""
+        folder = _secrets.folder(self._subject.environ)
+        name = self._subject.profile.get("served-model-name", self._subject.model_name)
+        how = f"KEY={key}" if key else "KEY=...   # one of yours; `make keys NAME=app1` makes another"
+        return f"""
+  API         {self.gateway}/v1
+  Prometheus  {self.prometheus}
+  Grafana     {self.grafana}   user admin, password in {_short(folder)}/private/grafana_admin_password
+
+{how}
+curl {self.gateway}/v1/chat/completions -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' -d '
+{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+"""
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+    """Raises UpError and the errors of its parts."""
+    env = environment(arguments.cpu, os.environ)
+    profile = "cpu" if arguments.cpu else "gpu"
+    if arguments.cpu and read_env(ROOT) is None and not arguments.dry_run:
+        (ROOT / ".env").write_text(cpu_env_file((ROOT / ".env.example").read_text(encoding="utf-8")), encoding="utf-8")
+        terminal.line("settings    .env is made from .env.example, for a machine without a GPU")
+    subject, checks = _preflight.look(env["ENGINE_PROFILE"], env)
+    _report(checks, terminal)
+    compose = Compose(profile, env)
+    others = [found.service for found in compose.containers() if found.service in _OTHER[profile] and found.running]
+    if others:
+        raise UpError(f"{others[0]} of this stack is running: make down first")
+    secrets = _secrets.plan(_secrets.folder(subject.environ))
+    if arguments.dry_run:
+        terminal.plain(f"would make: {', '.join(secrets.missing) or 'no secrets'}")
+        terminal.plain(" ".join(f"{name}={value}" for name, value in env.items()) + " " + " ".join(
+            compose.command("up", "--detach", "--remove-orphans")))  # fmt: skip
+        return
+    key = _secrets.make(secrets)
+    if key:
+        terminal.line(f"first key   {key}   (shown once; `make keys` makes more)")
+    up = Up(compose, subject, arguments.wait_s, terminal)
+    up.run()
+    terminal.line("ready")
+    terminal.plain(up.recipe(key))
+
+
+_OTHER = {"cpu": {"engine"}, "gpu": {"engine-cpu"}}
+
+
+def _report(checks: Sequence[Check], terminal: Terminal) -> None:
+    """What is not well, with the way out. Raises UpError where it stops the start."""
+    for line in lines([check for check in checks if check.status in ("warn", "fail")]):
+        terminal.plain(line)
+    failed = [check for check in checks if check.status == "fail"]
+    if failed and worst(checks) == "fail":
+        raise UpError(f"{len(failed)} of {len(checks)} checks failed, nothing was started (make doctor looks again)")
+    terminal.line(f"preflight   {sum(check.status == 'ok' for check in checks)} checks passed")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.up", description="Bring the stack up and wait for it.")
+    parser.add_argument("--cpu", action="store_true", help="the CPU engine, on a machine without a GPU")
+    parser.add_argument("--wait-s", type=float, default=WAIT_S, help="longest wait for an answer (default %(default)s)")
+    parser.add_argument("--dry-run", action="store_true", help="check, say what would be done, change nothing")
+    arguments = parser.parse_args(argv)
+    terminal = Terminal()
+    try:
+        run(arguments, terminal)
+    except (UpError, SubjectError, ComposeError, _secrets.SecretsError) as error:
+        terminal.plain()
+        print(f"up: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"up: {error.filename or ''}: {error.strerror}", file=sys.stderr)
+    except (KeyboardInterrupt, Terminated) as error:
+        print("\nup: interrupted; what was started goes on (make ps, make down)", file=sys.stderr)
+        return 143 if isinstance(error, Terminated) else 130
+    else:
+        return 0
+    return 1
+
+
+if __name__ == "__main__":
+    raise_on_termination()
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""`make up` and `make down` before Docker is asked: what they decide, what they refuse, what they make."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from scripts import _secrets, down, up
+from scripts._compose import Container, reason
+
+
+def container(service: str, **changes: object) -> Container:
+    fields: dict[str, object] = {
+        "id": service, "service": service, "state": "running", "health": "healthy", "said": "", "code": 0,
+        "restarts": 0, "image": "i", "env": {},
+    }  # fmt: skip
+    return Container(**fields | changes)  # type: ignore[arg-type]
+
+
+def test_a_stack_whose_engine_still_loads_is_waited_for() -> None:
+    loading = [container("engine", health="starting", said="starting"), container("gateway")]
+    assert up.failure(loading) is None
+    assert up.awaited(loading) == "engine (starting)"
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (container("engine", health="starting", said="gave up: no memory"), "gave up: no memory"),
+        (container("gateway", state="restarting", restarts=2, code=1), "it ended 2 times, last with exit code 1"),
+        (container("grafana", state="exited", code=1), "it ended with exit code 1"),
+    ],
+)
+def test_a_service_that_will_not_come_up_is_named_with_its_reason(broken: Container, told: str) -> None:
+    assert up.failure([container("prometheus"), broken]) == (broken.service, told)
+
+
+def test_a_service_that_ended_once_and_is_started_again_may_still_come_up() -> None:
+    assert up.failure([container("gateway", state="restarting", restarts=1, code=137)]) is None
+
+
+def test_without_a_gpu_the_settings_are_the_examples_with_two_lines_changed() -> None:
+    example = (up.ROOT / ".env.example").read_text(encoding="utf-8")
+    made = up.cpu_env_file(example)
+    changed = [line for line in made.splitlines() if line not in example.splitlines()]
+    assert changed == ["COMPOSE_PROFILES=cpu", f"ENGINE_PROFILE={up.CPU_PROFILE}"]
+    assert len(made.splitlines()) == len(example.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("cpu", "said", "expected"),
+    [
+        (True, "", up.CPU_PROFILE),
+        (True, "llama3-8b-awq.rtx4090", up.CPU_PROFILE),
+        (True, "mine.cpu", "mine.cpu"),
+        (False, "llama3-8b-awq.rtx4090", "llama3-8b-awq.rtx4090"),
+    ],
+)
+def test_each_engine_gets_a_profile_of_its_kind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpu: bool, said: str, expected: str
+) -> None:
+    monkeypatch.setattr(up, "ROOT", tmp_path)
+    (tmp_path / ".env").write_text(f"ENGINE_PROFILE={said}\n", encoding="utf-8")
+    assert up.environment(cpu, {}) == {"ENGINE_PROFILE": expected}
+
+
+def test_a_cpu_profile_on_the_way_to_a_gpu_is_refused_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(up, "ROOT", tmp_path)
+    (tmp_path / ".env").write_text(f"ENGINE_PROFILE={up.CPU_PROFILE}\n", encoding="utf-8")
+    with pytest.raises(up.UpError, match="make up-cpu"):
+        up.environment(False, {})
+
+
+def test_without_settings_up_says_how_to_make_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(up, "ROOT", tmp_path)
+    with pytest.raises(up.UpError, match=r"cp \.env\.example \.env"):
+        up.environment(False, {})
+
+
+def test_down_stops_the_gateway_before_everything_else() -> None:
+    running = [container("engine"), container("gateway")]
+    assert down.plan(running, None) == [("stop", "gateway"), ("down",)]
+    assert down.plan(running, 5) == [("stop", "--timeout", "5", "gateway"), ("down", "--timeout", "5")]
+    assert down.plan([container("gateway", state="exited")], None) == [("down",)]
+
+
+def test_secrets_are_made_once_readable_by_containers_and_by_nobody_else_here(tmp_path: Path) -> None:
+    where = tmp_path / "secrets"
+    key = _secrets.make(_secrets.plan(where))
+    assert key is not None
+    assert key not in (where / "keys.json").read_text(encoding="utf-8")
+    private = where / "private"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert {path.name for path in private.iterdir()} == set(_secrets.NAMES)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private.iterdir()} == {0o644}
+    values = {path.read_text(encoding="utf-8") for path in private.iterdir()}
+    assert len(values) == len(_secrets.NAMES)
+    assert min(map(len, values)) > 40
+    again = _secrets.plan(where)
+    assert again == _secrets.Plan(where, (), first_key=False)
+    assert _secrets.make(again) is None
+    assert {path.read_text(encoding="utf-8") for path in private.iterdir()} == values
+
+
+def test_an_empty_secret_is_refused_rather_than_used(tmp_path: Path) -> None:
+    _secrets.make(_secrets.plan(tmp_path / "secrets"))
+    path = tmp_path / "secrets" / "private" / "grafana_admin_password"
+    path.write_text("", encoding="utf-8")
+    with pytest.raises(_secrets.SecretsError, match="grafana_admin_password is empty"):
+        _secrets.plan(tmp_path / "secrets")
+
+
+def test_a_private_directory_that_lets_others_in_is_refused(tmp_path: Path) -> None:
+    _secrets.make(_secrets.plan(tmp_path / "secrets"))
+    (tmp_path / "secrets" / "private").chmod(0o755)
+    with pytest.raises(_secrets.SecretsError, match="chmod 700"):
+        _secrets.plan(tmp_path / "secrets")
+
+
+def test_a_docker_command_that_failed_is_told_by_its_error_and_not_by_its_progress() -> None:
+    stderr = " Network x  Creating\n Network x  Created\nError response from daemon: port is already allocated\n"
+    assert reason(stderr) == "Error response from daemon: port is already allocated"
