@@ -146,6 +146,7 @@ class ClientWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watcher.cancel()
+        del self._watcher  # its traceback leads back here, and only the cycle collector would undo such a ring
         if self._gone and isinstance(error, asyncio.CancelledError) and self._owner.uncancel() == 0:
             raise ClientGoneError from None
 

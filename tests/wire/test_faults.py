@@ -1,6 +1,7 @@
 """Load and faults: nothing leaks, nothing is sent twice, nothing hangs."""
 
 import asyncio
+import gc
 import random
 import time
 
@@ -202,3 +203,31 @@ async def test_a_500_over_a_clients_own_grammar_is_the_clients_error_and_sdks_do
     refused = await up.completion("p", structured_outputs={"grammar": "root ::= "})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_grammar")
     assert (await up.completion("p")).status_code == 500
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_leaves_no_ring_of_references_behind(up: Running, stream: bool) -> None:
+    """The collector runs rarely here (gateway/__main__.py), so what only it could free would pile up."""
+
+    async def one() -> None:
+        async with aiohttp.ClientSession() as session:
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": stream, "max_tokens": 5}
+            async with session.post(up.url + CHAT, json=body) as answer:
+                await answer.read()
+
+    for _ in range(3):
+        await one()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(20):
+            await one()
+        await up.settled()
+        gc.collect()
+        ours = [type(thing).__qualname__ for thing in gc.garbage if type(thing).__module__.startswith("gateway")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not ours, ours
