@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 import aiohttp
 import psutil
 
+from scripts._children import die_with_parent
+
 MODEL = "fake-8b"  # what the scripted engine serves
 
 
@@ -28,12 +30,13 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def process(*command: str, core: int, env: dict[str, str] | None = None) -> Iterator[psutil.Process]:
-    """A child pinned to one core, ended with the block."""
+    """A child pinned to one core, ended with the block, or with us however we end."""
     child = subprocess.Popen(
         [sys.executable, "-m", *command],
         env={**os.environ, **(env or {})},
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        preexec_fn=die_with_parent(),
     )
     handle = psutil.Process(child.pid)
     handle.cpu_affinity([core % (os.cpu_count() or 1)])
