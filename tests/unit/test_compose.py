@@ -20,11 +20,11 @@ _VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::([-?])([^}]*))?\}")
 ENGINES = ("engine", "engine-cpu")
 GPU_ONLY = {"engine", "gpu-exporter"}
 # The program that a health check runs, and the image it was seen in.
-PROBES = {"python3": {"engine", "engine-cpu"}, "promtool": {"prometheus"}, "wget": {"alertmanager", "grafana"}}
+PROBES = {"python3": {"engine", "engine-cpu"}, "promtool": {"prometheus"}, "wget": {"alertmanager", "caddy", "grafana"}}
 # Where an image, or Docker for a new volume, makes the directory writable for the service's user.
 WRITABLE = {
     ("engine", "/var/tmp"), ("engine-cpu", "/var/tmp"), ("gateway", "/var/lib/gateway"), ("prometheus", "/prometheus"),
-    ("alertmanager", "/alertmanager"), ("grafana", "/var/lib/grafana"),
+    ("alertmanager", "/alertmanager"), ("grafana", "/var/lib/grafana"), ("caddy", "/var/tmp"),
 }  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def test_a_service_is_hardened_and_bounded(name: str) -> None:
     service = services()[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
-    assert "cap_add" not in service
+    assert service.get("cap_add", []) == (["NET_BIND_SERVICE"] if name == "caddy" else [])
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["pids_limit"] > 0
     assert gib(service["mem_limit"]) > 0
@@ -181,10 +181,10 @@ def test_a_service_comes_back_with_the_docker_daemon(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_only_the_gateway_is_published_beyond_this_machine(name: str) -> None:
-    """H1: published ports go past a host's firewall."""
+def test_only_the_front_door_is_published_beyond_this_machine(name: str) -> None:
+    """H1: published ports go past a host's firewall. The front door is the gateway, and TLS in front of it."""
     for port in services()[name].get("ports", []):
-        assert name == "gateway" or port.startswith("127.0.0.1:")
+        assert name in {"gateway", "caddy"} or port.startswith("127.0.0.1:")
     if name == "gateway":
         assert [port.rpartition(":")[2] for port in services()[name]["ports"]] == ["8080"]  # not the admin port
 
