@@ -374,3 +374,24 @@ def test_an_answer_is_wrapped_between_words_on_a_terminal_and_returned_as_it_cam
     text = _demo_talk.Terminal().stream(iter(["The", " capital", " of", " France", " is", "\n", "Par", "is."]))
     assert text == "The capital of France is\nParis."
     assert capsys.readouterr().out == ("  model  The capital of\n         France is\n         Paris.\n")
+
+
+def test_without_prometheus_and_apt_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(_prometheus.MissingError, match="no apt-get"):
+        _prometheus.find(tmp_path / "cache")
+
+
+def test_apts_own_reason_is_handed_on_and_nothing_stays_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("apt-get", "dpkg-deb"):
+        program = tmp_path / name
+        program.write_text(
+            "#!/bin/sh\necho 'W: old lists' >&2; echo 'E: Unable to locate package prometheus' >&2; exit 100\n"
+        )
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(_prometheus.MissingError, match="apt-get says: Unable to locate package prometheus"):
+        _prometheus.find(tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
