@@ -43,14 +43,14 @@ class Container:
 
 
 class Compose:
-    """`profile` None: all of them, for commands that are about whatever is there."""
+    """Without profiles: all of them, for commands that are about whatever is there."""
 
-    def __init__(self, profile: str | None = None, env: Mapping[str, str] | None = None) -> None:
-        self.profile = profile or "*"
+    def __init__(self, profiles: Sequence[str] = ("*",), env: Mapping[str, str] | None = None) -> None:
+        self.profiles = tuple(profiles)
         self.env = dict(env or {})
 
     def command(self, *arguments: str) -> list[str]:
-        return ["docker", "compose", "--profile", self.profile, *arguments]
+        return ["docker", "compose", *(part for name in self.profiles for part in ("--profile", name)), *arguments]
 
     def run(self, *arguments: str) -> str:
         """Its stdout. Raises ComposeError with the lines of its stderr that say why."""

@@ -23,8 +23,9 @@ from pathlib import Path
 
 from scripts._compose import ROOT
 
+LOAD_KEY = "load_api_key"  # the demo load's own; made only where that profile is on
 NAMES = ("admin_token", "engine_api_key", "grafana_admin_password")
-FIRST_KEY = "default"
+FIRST_KEY, LOAD_NAME = "default", "load"
 
 
 class SecretsError(Exception):
@@ -38,13 +39,14 @@ class Plan:
     folder: Path
     missing: tuple[str, ...]
     first_key: bool
+    load_key: bool = False
 
 
 def folder(environ: Mapping[str, str]) -> Path:
     return ROOT / Path(environ.get("SECRETS_DIR") or "secrets").expanduser()
 
 
-def plan(where: Path) -> Plan:
+def plan(where: Path, load: bool = False) -> Plan:
     """Looks; changes nothing. Raises SecretsError for a secret that is there and empty, or that others may read."""
     private = where / "private"
     if private.is_dir() and stat.S_IMODE(private.stat().st_mode) & 0o077:
@@ -56,7 +58,7 @@ def plan(where: Path) -> Plan:
         path = private / name
         if not path.is_file() or not path.stat().st_size:
             raise SecretsError(f"{path} is empty: write one line into it, or remove it and one is made")
-    return Plan(where, missing, not (where / "keys.json").exists())
+    return Plan(where, missing, not (where / "keys.json").exists(), load and not (private / LOAD_KEY).exists())
 
 
 def make(chosen: Plan) -> str | None:
@@ -67,15 +69,23 @@ def make(chosen: Plan) -> str | None:
         chosen.folder.chmod(0o755)  # whatever the umask is: the gateway's user reads keys.json in it
     private.mkdir(mode=0o700, exist_ok=True)
     for name in chosen.missing:
-        path = private / name
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-        path.chmod(0o644)
-    return _first_key(chosen.folder / "keys.json") if chosen.first_key else None
+        _write(private / name, secrets.token_urlsafe(32))
+    keys = chosen.folder / "keys.json"
+    first = _key("add", FIRST_KEY, keys) if chosen.first_key else None
+    if chosen.load_key:
+        known = f'"{LOAD_NAME}"' in keys.read_text(encoding="utf-8")
+        _write(private / LOAD_KEY, _key("rotate" if known else "add", LOAD_NAME, keys))
+    return first
 
 
-def _first_key(path: Path) -> str:
-    command = [sys.executable, "-m", "scripts.keys", "add", FIRST_KEY, "--json", "--file", str(path)]
+def _write(path: Path, secret: str) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as file:
+        file.write(secret + "\n")
+    path.chmod(0o644)
+
+
+def _key(action: str, name: str, path: Path) -> str:
+    command = [sys.executable, "-m", "scripts.keys", action, name, "--json", "--file", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SecretsError(done.stderr.strip() or "make keys failed")

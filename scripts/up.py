@@ -52,6 +52,11 @@ def environment(cpu: bool, environ: Mapping[str, str]) -> dict[str, str]:
     return {"ENGINE_PROFILE": said}
 
 
+def profiles(kind: str, said: str) -> list[str]:
+    """Compose's profiles: one engine, whatever COMPOSE_PROFILES says of engines, and what else it names."""
+    return [kind, *(name for part in said.split(",") if (name := part.strip()) and name not in ("gpu", "cpu"))]
+
+
 def cpu_env_file(example: str) -> str:
     """The .env of a machine without a GPU: the example with its two settings changed."""
     wanted = {"COMPOSE_PROFILES": "cpu", "ENGINE_PROFILE": CPU_PROFILE}
@@ -143,7 +148,7 @@ class Up:
             return
         env = {name: old.env.get(name, "") for name in ("ENGINE_PROFILE", "ENGINE_ARGS")} | {"ENGINE_IMAGE": old.image}
         self._terminal.line(f"going back to the engine before: ENGINE_PROFILE={env['ENGINE_PROFILE']}")
-        Compose(self._compose.profile, self._compose.env | env).run("up", "--detach", "--no-build", old.service)
+        Compose(self._compose.profiles, self._compose.env | env).run("up", "--detach", "--no-build", old.service)
 
     def recipe(self, key: str | None) -> str:
         """Where it is, and a request to copy."""
@@ -168,17 +173,18 @@ def _short(path: Path) -> str:
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Raises UpError and the errors of its parts."""
     env = environment(arguments.cpu, os.environ)
-    profile = "cpu" if arguments.cpu else "gpu"
+    kind = "cpu" if arguments.cpu else "gpu"
     if arguments.cpu and read_env(ROOT) is None and not arguments.dry_run:
         (ROOT / ".env").write_text(cpu_env_file((ROOT / ".env.example").read_text(encoding="utf-8")), encoding="utf-8")
         terminal.line("settings    .env is made from .env.example, for a machine without a GPU")
     subject, checks = _preflight.look(env["ENGINE_PROFILE"], env)
     _report(checks, terminal)
-    compose = Compose(profile, env)
-    others = [found.service for found in compose.containers() if found.service in _OTHER[profile] and found.running]
+    chosen = profiles(kind, subject.environ.get("COMPOSE_PROFILES", ""))
+    compose = Compose(chosen, env)
+    others = [found.service for found in compose.containers() if found.service == _OTHER[kind] and found.running]
     if others:
         raise UpError(f"{others[0]} of this stack is running: make down first")
-    secrets = _secrets.plan(_secrets.folder(subject.environ))
+    secrets = _secrets.plan(_secrets.folder(subject.environ), load="load" in chosen)
     if arguments.dry_run:
         terminal.plain(f"would make: {', '.join(secrets.missing) or 'no secrets'}")
         terminal.plain(" ".join(f"{name}={value}" for name, value in env.items()) + " " + " ".join(
@@ -193,7 +199,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     terminal.plain(up.recipe(key))
 
 
-_OTHER = {"cpu": {"engine"}, "gpu": {"engine-cpu"}}
+_OTHER = {"cpu": "engine", "gpu": "engine-cpu"}  # both are http://engine:8000
 
 
 def _report(checks: Sequence[Check], terminal: Terminal) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import stat
 from pathlib import Path
 
@@ -81,6 +82,11 @@ def test_without_settings_up_says_how_to_make_them(monkeypatch: pytest.MonkeyPat
         up.environment(False, {})
 
 
+def test_what_else_the_settings_name_comes_with_the_chosen_engine() -> None:
+    assert up.profiles("cpu", "gpu, tls,load") == ["cpu", "tls", "load"]
+    assert up.profiles("gpu", "") == ["gpu"]
+
+
 def test_down_stops_the_gateway_before_everything_else() -> None:
     running = [container("engine"), container("gateway")]
     assert down.plan(running, None) == [("stop", "gateway"), ("down",)]
@@ -104,6 +110,19 @@ def test_secrets_are_made_once_readable_by_containers_and_by_nobody_else_here(tm
     assert again == _secrets.Plan(where, (), first_key=False)
     assert _secrets.make(again) is None
     assert {path.read_text(encoding="utf-8") for path in private.iterdir()} == values
+
+
+def test_the_demo_load_gets_a_key_of_its_own_only_where_it_runs(tmp_path: Path) -> None:
+    where = tmp_path / "secrets"
+    _secrets.make(_secrets.plan(where))
+    keys, secret = where / "keys.json", where / "private" / _secrets.LOAD_KEY
+    assert '"load"' not in keys.read_text(encoding="utf-8")
+    for _ in range(2):  # a lost file is made again, under the same name
+        _secrets.make(_secrets.plan(where, load=True))
+        made = secret.read_text(encoding="ascii").strip()
+        assert hashlib.sha256(made.encode()).hexdigest() in keys.read_text(encoding="utf-8")
+        assert _secrets.plan(where, load=True).load_key is False
+        secret.unlink()
 
 
 def test_an_empty_secret_is_refused_rather_than_used(tmp_path: Path) -> None:
