@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -71,4 +72,6 @@ def main(argv: Sequence[str] | None = None, probes: Probes | None = None) -> int
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `make ... | head` ends quietly
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # and so does Ctrl-C: nothing here needs tidying up
     sys.exit(main())

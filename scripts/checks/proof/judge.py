@@ -109,7 +109,7 @@ def judge_prefix(pairs: Sequence[Pair], first: Scrape) -> Check:
         return warn(PREFIX, expected, "the block size is not known, so nothing could be predicted", "give --log FILE")
     if first.hits is None:
         return _judge_rate(pairs, first, expected)
-    results = [_judge_pair(pair, size, first) for pair in pairs]
+    results = [_judge_pair(pair, size) for pair in pairs]
     wrong = [why for why in results if why]
     tokens, hits = pairs[0].tokens, predicted_hits(pairs[0].tokens, size)
     if not wrong:
@@ -130,12 +130,18 @@ def judge_prefix(pairs: Sequence[Pair], first: Scrape) -> Check:
     return fail(PREFIX, expected, found, "look for a connector, a hybrid model or an option that changes caching")
 
 
-def _judge_pair(pair: Pair, size: int, first: Scrape) -> str | None:
-    """None if it went as predicted, else what was different."""
-    whole = pair.tokens // size
+def disturbed(pair: Pair, size: int) -> str | None:
+    """What tells that the counters moved by more (or less) than this pair's own requests; None where nothing does."""
     for sent in (pair.cold, pair.warm):
-        if sent.queries not in (pair.tokens, whole):
+        if sent.queries not in (None, pair.tokens, pair.tokens // size):
             return f"queries moved by {sent.queries:g} over a prompt of {pair.tokens} tokens: other requests, or none"
+    return None
+
+
+def _judge_pair(pair: Pair, size: int) -> str | None:
+    """None if it went as predicted, else what was different."""
+    if (why := disturbed(pair, size)) is not None:
+        return why
     by_tokens = pair.warm.queries == pair.tokens
     wanted = predicted_hits(pair.tokens, size) // (1 if by_tokens else size)
     if pair.cold.hits != 0:

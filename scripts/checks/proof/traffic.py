@@ -162,7 +162,7 @@ class Target:
             except ProofError as error:
                 problem.append(error)
 
-        worker = threading.Thread(target=work, name="long request")
+        worker = threading.Thread(target=work, name="long request", daemon=True)
         worker.start()
         peak = before
         while worker.is_alive():
