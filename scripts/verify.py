@@ -35,7 +35,7 @@ from scripts.planner.model import parse_model
 ENGINE = "http://127.0.0.1:8000"
 PAIRS = 5
 ATTEMPTS = 3
-LOG = "start-up log"
+LOG = judge.LOG
 
 
 @dataclass(frozen=True)

@@ -234,5 +234,11 @@ def test_the_verdict_needs_all_three_proofs_and_no_contradiction() -> None:
     assert judge.verdict([])[0] == "UNSURE"
 
 
+def test_a_log_that_was_given_and_is_of_no_use_leaves_it_unsure() -> None:
+    given = Check(judge.LOG, "warn", "", "engine.log is cut off")
+    assert judge.verdict([*checks(), given]) == ("UNSURE", "start-up log: engine.log is cut off")
+    assert judge.verdict([*checks(), Check(judge.LOG, "skip", "", "none was given")])[0] == "PASS"
+
+
 def test_each_verdict_has_its_exit_code() -> None:
     assert judge.EXIT_CODES == {"PASS": 0, "FAIL": 1, "UNSURE": 3}

@@ -18,7 +18,7 @@ from scripts.planner.numbers import MIB
 
 Verdict = Literal["PASS", "FAIL", "UNSURE"]
 EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "UNSURE": 3}
-BLOCKS, PREFIX, USAGE = "KV blocks", "prefix cache", "KV usage"
+LOG, BLOCKS, PREFIX, USAGE = "start-up log", "KV blocks", "prefix cache", "KV usage"
 ESSENTIAL = (BLOCKS, PREFIX, USAGE)  # without these three there is no PASS
 
 
@@ -235,12 +235,16 @@ def needs_second(delta: int, request_bytes: int | None) -> bool:
 
 
 def verdict(checks: Sequence[Check]) -> tuple[Verdict, str]:
-    """PASS needs the three essential proofs; a contradiction anywhere is FAIL; everything else is UNSURE, with why."""
+    """PASS needs the three essential proofs; a contradiction anywhere is FAIL; everything else is UNSURE, with why.
+
+    A log need not be given, but one that is given and can't be used leaves the question open that it was given for.
+    """
     failed = [check for check in checks if check.status == "fail"]
     if failed:
         return "FAIL", "; ".join(f"{check.name}: {check.found}" for check in failed)
     proven = {check.name for check in checks if check.status == "ok"}
     missing = [check for check in checks if check.name in ESSENTIAL and check.name not in proven]
+    missing += [check for check in checks if check.name == LOG and check.status == "warn"]
     if missing:
         return "UNSURE", "; ".join(f"{check.name}: {check.found}" for check in missing)
     if absent := [name for name in ESSENTIAL if name not in proven]:
