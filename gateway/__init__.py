@@ -1,11 +1,12 @@
 """The front door: an OpenAI-compatible HTTP gateway in front of vLLM engines.
 
-Rooms import downwards only (tests/unit/test_rooms.py keeps it so):
+Rooms import their own floor and those below, never in a circle (tests/unit/test_rooms.py reads this list):
 
-1. errors, settings, protocol, sse, limits, progress, routing: no I/O, no event loop
-2. metrics, logs, keys, admission, batching, replicas: state, and who may change it
-3. upstream, relay: the wire to the engines
-4. auth, middleware, routes, health: what a client sees
+1. errors, settings, keys, exchange, splice, protocol, sse, limits, progress, routing, merging, engine_metrics: values
+   and decisions, no event loop
+2. metrics, logs, tracing, ledger, admission, batching, replicas: state, and who may change it
+3. server, client, upstream, relay, coalescing: the wires to clients and engines
+4. inference, auth, middleware, health, routes: what a request meets
 5. app, __main__: wiring
 """
 

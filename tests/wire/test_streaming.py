@@ -163,6 +163,17 @@ async def test_an_engine_that_never_closes_after_the_end_does_not_hold_its_clien
     assert await up.metric("gateway_upstream_failures_total") == 0
 
 
+async def test_a_connection_that_breaks_after_the_end_harms_nothing(up: Running, engine: FakeEngine) -> None:
+    gate = asyncio.Event()
+    engine.script(CHAT, Script(pieces=[delta("a"), DONE, gate, RESET]))
+    async with open_stream(up) as answer:
+        reader = Reader(answer)
+        await reader.until(DONE)
+        gate.set()
+        assert await reader.rest() == delta("a") + DONE
+    assert await up.metric("gateway_upstream_failures_total") == 0
+
+
 # Each text looks like an end to a reader that searches bytes.
 @pytest.mark.parametrize(
     "text", ["[DONE]", "data: [DONE]", "event: message_stop", "event: response.completed", '"error"', 'data: {"error"']
