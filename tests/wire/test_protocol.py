@@ -406,6 +406,55 @@ async def test_the_official_client_raises_the_right_class_with_its_message(engin
         _check(caught.value, 504)
 
 
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_every_refusal_of_the_gateways_own_has_the_dialects_shape(
+    path: str, engine: FakeEngine, tmp_path: Path
+) -> None:
+    secret, digest = new_key()
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": [{"name": "app1", "sha256": digest}]}))
+    settings: dict[str, Any] = {
+        "auth": {"disabled": False, "keys_file": str(tmp_path / "keys.json")},
+        "limits": {"max_body_bytes": 1024},
+        "admission": {"max_in_flight": 1, "max_queue_tokens": 0},
+    }
+    async with serve([engine.url], **settings) as up:
+        key, wrong = {"Authorization": f"Bearer {secret}"}, {"x-api-key": "sk-wrong"}
+        engine.script(path, Script(hang=True))
+        hold = asyncio.create_task(up.client.post(path, json=BODIES[path], headers=key))
+        await until(lambda: engine.asked(path))
+        refusals = {
+            401: await up.client.post(path, json=BODIES[path], headers=wrong),
+            405: await up.client.get(path, headers=key),
+            400: await up.client.post(path, json=BODIES[path], headers={**key, "X-Request-Timeout-S": "0"}),
+            413: await up.client.post(path, json={**BODIES[path], "pad": "x" * 2000}, headers=key),
+            415: await up.client.post(path, content=b"{}", headers=key),
+            429: await up.client.post(path, json=BODIES[path], headers=key),
+        }
+        up.gateway.edge.draining = True
+        refusals[503] = await up.client.post(path, json=BODIES[path], headers=key)
+        hold.cancel()
+        for status, answer in refusals.items():
+            assert answer.status_code == status
+            envelope(answer.json())
+            assert (answer.json().get("type") == "error") is (path == MESSAGES), status
+            assert ("retry-after" in answer.headers) is (status in (429, 503)), status
+        assert len(engine.asked(path)) == 1
+        await up.settled()
+
+
+async def test_the_official_client_calls_an_overload_a_rate_limit(engine: FakeEngine) -> None:
+    async with serve([engine.url], admission={"max_in_flight": 1, "max_queue_tokens": 0}) as up:
+        engine.script(CHAT, Script(hang=True))
+        hold = asyncio.create_task(up.chat())
+        await until(lambda: engine.asked(CHAT))
+        with pytest.raises(openai.RateLimitError) as caught:
+            await official(up).chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
+        _check(caught.value, 429)
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        hold.cancel()
+        await up.settled()
+
+
 def _check(error: openai.APIStatusError, status: int) -> None:
     assert error.status_code == status
     assert isinstance(error.body, dict) and error.body["message"] in error.message

@@ -1,10 +1,12 @@
 """Streams: bytes as they came, when they came, with an honest end."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
@@ -446,6 +448,43 @@ async def test_comments_keep_a_silent_stream_open_and_count_for_nothing(engine: 
         assert await up.metric("gateway_time_to_first_token_seconds_count") == 1
         assert await up.metric("gateway_time_to_first_token_seconds_sum") > 0.3, "a comment was taken for a token"
         await up.settled()
+
+
+@contextlib.asynccontextmanager
+async def idle_hop(up: Running, idle_s: float) -> AsyncIterator[str]:
+    """A proxy that cuts a connection on which nothing came from the gateway for `idle_s`. Yields its URL."""
+    host, port = up.url.removeprefix("http://").split(":")
+
+    async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter, limit_s: float | None) -> None:
+        with contextlib.suppress(OSError, TimeoutError):
+            while data := await asyncio.wait_for(source.read(65536), limit_s):
+                sink.write(data)
+        sink.transport.abort()
+
+    async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(pass_on(reader, back, None), pass_on(there, writer, idle_s))
+
+    server = await asyncio.start_server(serve_one, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize("keepalive_s", [0.1, 60], ids=["with comments", "without"])
+async def test_a_hop_that_cuts_idle_connections_lets_a_silent_prefill_live_by_its_comments(
+    keepalive_s: float, engine: FakeEngine
+) -> None:
+    async with serve([engine.url], timeouts={"keepalive_s": keepalive_s}) as up, idle_hop(up, idle_s=1) as url:
+        engine.script(CHAT, Script(first_token_s=2.5))
+        body = {"model": MODEL, "stream": True, **BODIES[CHAT]}
+        try:
+            async with up.client.stream("POST", f"{url}{CHAT}", json=body) as answer:
+                text = await answer.aread()
+        except httpx.RemoteProtocolError:
+            assert keepalive_s == 60, "cut in spite of the comments"
+        else:
+            assert text.endswith(DONE) and keepalive_s == 0.1
+        await until(lambda: up.gateway.edge.open == 0)
 
 
 async def test_a_comment_never_comes_between_the_parts_of_an_event(engine: FakeEngine) -> None:
