@@ -14,7 +14,8 @@ from gateway.settings import Timeouts
 
 # vLLM's uvicorn closes idle connections after 5 s. Ours must let go first, or a request meets a closing door.
 KEEPALIVE_S = 4.0
-READ_BUFFER_BYTES = 256 * 1024
+# Of an answer that its client does not take, the gateway holds up to three times this much before the engine waits.
+READ_BUFFER_BYTES = 64 * 1024
 
 
 class Answer:
