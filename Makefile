@@ -85,7 +85,7 @@ ps: ## what runs, and how well
 shell-engine: ## a shell in the engine's container
 	@docker compose --profile '*' exec "$$(docker compose --profile '*' ps --services | grep -m1 '^engine')" bash
 
-test-stack: install model ## all of it on a real engine in real containers, its faults included (about 15 minutes)
+test-stack: install model ## all of it on a real engine in real containers, its faults included (about 10 minutes)
 	$(PY) -m pytest tests/stack $(ARGS)
 
 ## ---- measuring ----------------------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@
 # Two stages, so that `--target base` is everything but the 3 GB of Python packages.
 
 FROM python:3.11-slim-bookworm AS base
-# g++ compiles kernels where a profile turns torch.compile on; vLLM asks for libnuma, torch for OpenMP.
+# g++ compiles kernels where a profile turns torch.compile on; vLLM asks for libnuma, torch for OpenMP. Not pinned: Debian
+# keeps only a suite's newest build of each, and a pin on an older one would fail.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ libgomp1 libnuma1 \
     && rm -rf /var/lib/apt/lists/* \
@@ -13,7 +15,7 @@ USER 10002:10002
 EXPOSE 8000
 
 FROM base AS engine
-USER root
+USER 0:0
 COPY docker/requirements/engine-cpu.txt /requirements.txt
 COPY docker/vllm-alias /vllm-alias
 # torch is a step of its own, as in scripts/engine_install.sh: its CPU build has another name and hash on every index.

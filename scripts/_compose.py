@@ -74,9 +74,13 @@ class Compose:
         return [line.replace("\x1b[2K", "").rstrip() for line in done.stdout.splitlines() if line.strip()]
 
     def _run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command, cwd=ROOT, env=os.environ | self.env, capture_output=True, text=True, errors="replace", check=False
-        )
+        env = os.environ | self.env
+        try:
+            return subprocess.run(
+                command, cwd=ROOT, env=env, capture_output=True, text=True, errors="replace", check=False
+            )
+        except FileNotFoundError:
+            raise ComposeError("docker is not installed: docs.docker.com/engine/install") from None
 
 
 def reason(stderr: str) -> str:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from scripts.checks import Check, docker, gpu, host, model, settings, stack
 from scripts.checks.probes import Probes
 from scripts.checks.subject import Subject, decide
 
 
-def look(profile: str, environ: Mapping[str, str]) -> tuple[Subject, list[Check]]:
-    """All of them, worst to be judged by the caller. `environ` wins over .env, as compose has it."""
+def look(profile: str, environ: Mapping[str, str], running: Collection[str]) -> tuple[Subject, list[Check]]:
+    """All of them, worst to be judged by the caller. `environ` wins over .env, as compose has it.
+
+    `running`: services of this stack that hold their ports already.
+    """
     probes = Probes(environ=os.environ | dict(environ))
     subject = decide(probes, "stack", profile, None)
+    wanted = stack.wanted_ports(probes, subject)
     found = [
         settings.env_file(probes, subject),
         settings.profile(subject),
@@ -24,6 +28,6 @@ def look(profile: str, environ: Mapping[str, str]) -> tuple[Subject, list[Check]
         host.memory(probes, subject),
         host.disk(probes, subject),
         host.wsl(probes),
-        *(stack.port(probes, name, port) for name, port in stack.wanted_ports(probes, subject).items()),
+        *(stack.port(probes, name, port) for name, port in wanted.items() if name not in running),
     ]
     return subject, found

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-from scripts import _preflight, _secrets
+from scripts import _preflight, _secrets, _stack_model
 from scripts._children import Terminated, raise_on_termination
 from scripts._compose import ROOT, Compose, ComposeError, Container
 from scripts._demo_talk import Terminal, answers
@@ -177,13 +177,15 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     if arguments.cpu and read_env(ROOT) is None and not arguments.dry_run:
         (ROOT / ".env").write_text(cpu_env_file((ROOT / ".env.example").read_text(encoding="utf-8")), encoding="utf-8")
         terminal.line("settings    .env is made from .env.example, for a machine without a GPU")
-    subject, checks = _preflight.look(env["ENGINE_PROFILE"], env)
+    if env["ENGINE_PROFILE"] == CPU_PROFILE:
+        _small_model(arguments.dry_run, terminal)
+    running = _running(env)
+    subject, checks = _preflight.look(env["ENGINE_PROFILE"], env, running)
     _report(checks, terminal)
     chosen = profiles(kind, subject.environ.get("COMPOSE_PROFILES", ""))
     compose = Compose(chosen, env)
-    others = [found.service for found in compose.containers() if found.service == _OTHER[kind] and found.running]
-    if others:
-        raise UpError(f"{others[0]} of this stack is running: make down first")
+    if _OTHER[kind] in running:
+        raise UpError(f"{_OTHER[kind]} of this stack is running: make down first")
     secrets = _secrets.plan(_secrets.folder(subject.environ), load="load" in chosen)
     if arguments.dry_run:
         terminal.plain(f"would make: {', '.join(secrets.missing) or 'no secrets'}")
@@ -197,6 +199,26 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     up.run()
     terminal.line("ready")
     terminal.plain(up.recipe(key))
+
+
+def _running(env: Mapping[str, str]) -> set[str]:
+    """Services of this stack that run now; none where Docker can't be asked, which the checks then say."""
+    try:
+        return {found.service for found in Compose(env=env).containers() if found.running}
+    except ComposeError:
+        return set()
+
+
+def _small_model(dry_run: bool, terminal: Terminal) -> None:
+    """There before the checks look for it. Raises UpError where it has to be fetched first."""
+    env_file = read_env(ROOT)
+    chosen = _stack_model.plan({**(env_file.values if env_file else {}), **os.environ})
+    if chosen.problem:
+        raise UpError(chosen.problem)
+    if chosen.source is not None:
+        terminal.line(f"model       {'would copy' if dry_run else 'copies'} {chosen.source} to {chosen.target.parent}")
+        if not dry_run:
+            _stack_model.copy(chosen)
 
 
 _OTHER = {"cpu": "engine", "gpu": "engine-cpu"}  # both are http://engine:8000

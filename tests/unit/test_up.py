@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import stat
 from pathlib import Path
 
 import pytest
 
-from scripts import _secrets, down, up
+from scripts import _secrets, _stack_model, down, model_fetch, up
 from scripts._compose import Container, reason
 
 
@@ -123,6 +124,27 @@ def test_the_demo_load_gets_a_key_of_its_own_only_where_it_runs(tmp_path: Path) 
         assert hashlib.sha256(made.encode()).hexdigest() in keys.read_text(encoding="utf-8")
         assert _secrets.plan(where, load=True).load_key is False
         secret.unlink()
+
+
+def small_model(folder: Path) -> Path:
+    """A directory that passes for the fetched one."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    manifest = {"recipe": model_fetch.RECIPE, "files": {"config.json": {"bytes": 2, "sha256": "-"}}}
+    (folder / model_fetch.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    return folder
+
+
+def test_the_small_model_is_copied_from_the_cache_once(tmp_path: Path) -> None:
+    environ = {"MODELS_DIR": str(tmp_path / "models"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert "make model" in _stack_model.plan(environ).problem
+    cached = small_model(model_fetch.model_dir(environ))
+    chosen = _stack_model.plan(environ)
+    assert chosen.source == cached
+    _stack_model.copy(chosen)
+    assert (tmp_path / "models" / model_fetch.NAME / "config.json").is_file()
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [model_fetch.NAME]
+    assert _stack_model.plan(environ) == _stack_model.Plan(chosen.target)
 
 
 def test_an_empty_secret_is_refused_rather_than_used(tmp_path: Path) -> None:

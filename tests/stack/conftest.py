@@ -1,0 +1,120 @@
+"""A Docker engine, and on it the project's stack, brought up once from nothing for the whole session.
+
+Where no Docker engine answers, one is started by the scripts in DOCKER_OFFLINE_DIR, which need no registry; images that
+only a registry has are then stood in for by Debian's packages (tests/stack/standins).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.stack import checkout
+from tests.stack.checkout import ROOT, Stack
+
+PROJECT = "vllm-stack-test"
+BASE = "python:3.11-slim-bookworm"
+STANDINS = {"prom/prometheus": "prometheus", "prom/alertmanager": "alertmanager", "caddy": "caddy"}
+NOT_HERE = {
+    "engine": "the CUDA image needs an NVIDIA GPU",
+    "gpu-exporter": "it needs an NVIDIA GPU",
+    "grafana": "without a registry there is no image, and Debian has no package",
+}
+SUMMARY = ROOT / "results" / "stack.json"
+
+
+@pytest.fixture(scope="session")
+def docker_env() -> Iterator[dict[str, str]]:
+    """What a command needs in its environment to reach the Docker engine."""
+    if _docker({}, "version").returncode == 0:
+        yield {}
+        return
+    folder = os.environ.get("DOCKER_OFFLINE_DIR")
+    if not folder:
+        pytest.exit("no Docker engine answers: start one, or set DOCKER_OFFLINE_DIR", returncode=1)
+    started = subprocess.run(
+        [f"{folder}/start-docker.sh"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    assert started.returncode == 0, started.stdout + started.stderr
+    env = dict(re.findall(r"(\w+)=(\S+)", started.stdout.rpartition("export ")[2]))
+    try:
+        yield env
+    finally:
+        subprocess.run([f"{folder}/stop-docker.sh"], check=False, capture_output=True)
+
+
+def _docker(env: Mapping[str, str], *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["docker", *arguments], env=os.environ | env, input=text, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="session")
+def images(docker_env: dict[str, str]) -> None:
+    """What no registry can give is there under the name compose.yaml asks for."""
+    folder = os.environ.get("DOCKER_OFFLINE_DIR")
+    if not folder:
+        return
+    if _docker(docker_env, "image", "inspect", BASE).returncode != 0:
+        subprocess.run(
+            [f"{folder}/mkbase.sh", "bookworm", BASE], env=os.environ | docker_env, check=True, capture_output=True
+        )
+    text = (ROOT / "compose.yaml").read_text(encoding="utf-8")
+    for name, file in STANDINS.items():
+        tag = re.search(rf"image: ({name}:\S+)", text)
+        assert tag is not None
+        if _docker(docker_env, "image", "inspect", tag[1]).returncode != 0:
+            source = (ROOT / f"tests/stack/standins/{file}.Dockerfile").read_text(encoding="utf-8")
+            built = _docker(docker_env, "build", "-q", "-t", tag[1], "-", text=source)
+            assert built.returncode == 0, built.stderr
+
+
+@pytest.fixture(scope="session")
+def summary() -> Iterator[dict[str, Any]]:
+    """What the tests measured; written to results/stack.json at the end, and shown."""
+    found: dict[str, Any] = {"faults": {}}
+    yield found
+    SUMMARY.parent.mkdir(exist_ok=True)
+    SUMMARY.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def stack(
+    docker_env: dict[str, str], images: None, summary: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    """Up, from nothing, by `make up-cpu`; taken down with its volumes at the end."""
+    del images
+    made = checkout.make(tmp_path_factory.mktemp("checkout"), PROJECT, docker_env)
+    made.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")  # what an aborted run left
+    try:
+        began = time.monotonic()
+        up = made.make("up-cpu")
+        summary["up_from_nothing_s"] = round(time.monotonic() - began, 1)
+        assert up.returncode == 0, up.stdout + up.stderr + made.logs("engine-cpu")[-4000:]
+        key = re.search(r"sk-[\w-]+", up.stdout)
+        assert key is not None, up.stdout
+        made.key = key[0]
+        (made.root / "up.log").write_text(up.stdout, encoding="utf-8")
+        yield made
+    finally:
+        made.http.close()
+        made.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which of the services were really started here."""
+    if not SUMMARY.exists():
+        return
+    found = json.loads(SUMMARY.read_text(encoding="utf-8"))
+    terminalreporter.section("services")
+    for name in found.get("started", []):
+        terminalreporter.write_line(f"  started   {name}")
+    for name, why in found.get("not_here", {}).items():
+        terminalreporter.write_line(f"  not here  {name}: {why}")
