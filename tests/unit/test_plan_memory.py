@@ -41,8 +41,8 @@ def weights(subject: Model) -> Part:
 def point_plan(point: dict[str, Any]) -> Plan:
     subject = model(point["shape"])
     gpu = GPUS[point["gpu"]] if "gpu" in point else replace(GPUS["l40s"], engine_total_bytes=_gib(point["total_gib"]))
-    keys = ("utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size")
-    settings = replace(default_settings(subject, gpu), **{key: point[key] for key in keys})
+    keys = ("utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_dtype")
+    settings = replace(default_settings(subject, gpu), **{key: point[key] for key in keys if key in point})
     return plan_gpu(subject, gpu, settings, weights(subject))
 
 
@@ -184,7 +184,8 @@ def test_more_of_the_card_never_leaves_less_and_larger_batches_never_leave_more(
     )
     less = plan("llama3-8b-awq", "l4", utilization=utilization * 0.9, max_num_seqs=seqs, max_num_batched_tokens=tokens)
     assert less.pool < found.pool
-    assert more.pool < found.pool
+    # But for one CUDA graph: the engine's list of sizes can be one shorter for a larger maximum.
+    assert more.pool < found.pool + memory.GRAPH_BYTES
     assert found.pool_low <= found.pool <= found.pool_high
 
 

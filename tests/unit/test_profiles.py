@@ -122,7 +122,8 @@ def test_it_serves_the_promoted_version_under_a_stable_name(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in GPU_NAMES if name.endswith(".fp8kv")])
 def test_an_fp8_variant_differs_only_in_its_cache(name: str) -> None:
     plain, variant = profile(name.removesuffix(".fp8kv")), profile(name)
-    assert {key for key in variant if variant[key] != plain.get(key)} <= {"kv-cache-dtype", "attention-backend"}
+    needed = {"kv-cache-dtype", "attention-backend", "dtype"}  # what the cache's format asks of the kernel
+    assert {key for key in variant if variant[key] != plain.get(key)} <= needed
     assert plan(name).layout.block_bytes * 2 == plan(name.removesuffix(".fp8kv")).layout.block_bytes
 
 
