@@ -89,9 +89,9 @@ def test_the_gateway_is_also_there_behind_tls(stack: Stack) -> None:
         "model": MODEL,
         "messages": [{"role": "user", "content": "Count to ten."}],
         "stream": True,
-        "max_tokens": 32,
+        "max_tokens": 96,
+        "ignore_eos": True,
     }
-    arrived = []
     with (
         httpx.Client(verify=False, trust_env=False, timeout=120) as client,  # noqa: S501 - nobody signed it, by design
         client.stream("POST", url, json=body, headers=stack.headers) as answer,
