@@ -160,24 +160,32 @@ async def up(engine: FakeEngine) -> AsyncIterator[Running]:
 async def shared() -> AsyncIterator[tuple[FakeEngine, Running]]:
     """One engine and one gateway for a whole module, where a start for each of hundreds of cases would be the test.
 
-    The module defines its own `engine` and `up` by `renewed`, and runs in one loop:
-    `pytestmark = pytest.mark.asyncio(loop_scope="module")`.
+    The module has `up, engine = renewing()` and `pytestmark = pytest.mark.asyncio(loop_scope="module")`.
     """
     async with FakeEngine() as engine, serve([engine.url]) as running:
         yield engine, running
 
 
-async def renewed(shared: tuple[FakeEngine, Running]) -> AsyncIterator[Running]:
-    """The shared gateway as good as new for one test, and proven to be left idle by it."""
-    engine, running = shared
-    engine.seen.clear()
-    engine.scripts.clear()
-    engine.counters.clear()
-    engine.default = Script()
-    await until(lambda: running.gateway.health.ready()[0])
-    running.before = await running.metrics_page()
-    yield running
-    await running.settled()
+def renewing() -> tuple[Any, Any]:
+    """Fixtures `up` and `engine` for a module that shares them: as good as new for each test, and left idle by it."""
+
+    @pytest_asyncio.fixture(name="up", loop_scope="module")
+    async def renewed(shared: tuple[FakeEngine, Running]) -> AsyncIterator[Running]:
+        engine, running = shared
+        engine.seen.clear()
+        engine.scripts.clear()
+        engine.counters.clear()
+        engine.default = Script()
+        await until(lambda: running.gateway.health.ready()[0])
+        running.before = await running.metrics_page()
+        yield running
+        await running.settled()
+
+    @pytest.fixture(name="engine")
+    def behind(up: Running, shared: tuple[FakeEngine, Running]) -> FakeEngine:
+        return shared[0]
+
+    return renewed, behind
 
 
 Serve = Callable[..., Any]
