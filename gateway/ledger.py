@@ -46,6 +46,9 @@ _ADD = (
     + ", ".join(f"{name} = {name} + excluded.{name}" for name in COUNTS)
 )
 
+# What is wrong with one row, and not with the file: the others must not wait for it.
+_BAD_ROW = (OverflowError, UnicodeError, sqlite3.InterfaceError, sqlite3.IntegrityError, sqlite3.DataError)
+
 Row = tuple[str, str, str]
 Table = dict[Row, list[int]]
 
@@ -135,14 +138,17 @@ class Ledger:
             return
         batch, self._table = self._table, {}
         try:
-            await asyncio.to_thread(self._write, batch)
-        except (sqlite3.Error, OSError) as error:
+            dropped = await asyncio.to_thread(self._write_what_can_be, batch)
+        except Exception as error:  # whatever it was, the ledger goes on: one that died would lose all that follows
             for row, counts in batch.items():
                 self._add(row, counts)
             self._metrics.ledger_failures.inc()
-            self._note(str(error))
-        else:
-            self._note("")
+            self._note(f"{type(error).__name__}: {error}")
+            return
+        self._note("")
+        if dropped:
+            self._metrics.ledger_failures.inc(dropped)
+            logger.error("usage is lost, the ledger can't take these rows", extra={"fields": {"rows": dropped}})
 
     def _note(self, failure: str) -> None:
         """Log a change for the worse or the better, not every try."""
@@ -151,6 +157,22 @@ class Ledger:
         elif self._failing and not failure:
             logger.warning("the ledger can be written again")
         self._failing = bool(failure)
+
+    def _write_what_can_be(self, batch: Table) -> int:
+        """Like `_write`, without the rows that can never be written; how many those are."""
+        try:
+            self._write(batch)
+        except _BAD_ROW:
+            dropped = 0
+            for row, counts in batch.items():
+                try:
+                    self._write({row: counts})
+                except _BAD_ROW:
+                    dropped += 1
+                else:
+                    counts[:] = [0] * len(COUNTS)  # if the file fails at a later row, this one is not added again
+            return dropped
+        return 0
 
     def _write(self, batch: Table) -> None:
         """In a thread, one at a time. All of the batch is on disk when it returns, none of it when it raises."""
@@ -162,7 +184,7 @@ class Ledger:
                 self._opened = _identity(self._path)
             with self._connection:
                 self._connection.executemany(_ADD, [(*row, *counts) for row, counts in batch.items()])
-        except sqlite3.Error:
+        except Exception:
             self._close()
             raise
 

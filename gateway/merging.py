@@ -130,7 +130,7 @@ def _completions(
 def _embeddings(
     document: dict[str, Any], envelopes: Sequence[Envelope], ids: Sequence[str], shares: Sequence[list[Item]]
 ) -> list[Reply] | None:
-    if document.get("usage", {}).get("prompt_tokens") != sum(envelope.size.ids for envelope in envelopes):
+    if _told_usage(document).get("prompt_tokens") != sum(envelope.size.ids for envelope in envelopes):
         return None  # the engine added tokens of its own
     replies = []
     for envelope, request_id, data in zip(envelopes, ids, shares, strict=True):
@@ -142,9 +142,14 @@ def _embeddings(
     return replies
 
 
+def _told_usage(document: dict[str, Any]) -> dict[str, Any]:
+    usage = document.get("usage")
+    return usage if isinstance(usage, dict) else {}
+
+
 def _usage(document: dict[str, Any], prompt_tokens: int, generation_tokens: int) -> dict[str, Any]:
     usage = {
-        **document.get("usage", {}),
+        **_told_usage(document),
         "prompt_tokens": prompt_tokens,
         "completion_tokens": generation_tokens,
         "total_tokens": prompt_tokens + generation_tokens,

@@ -181,6 +181,18 @@ class Edge:
 
     def _finish(self, exchange: Exchange) -> None:
         now = self._clock()
+        try:
+            try:
+                self._count(exchange, now)
+                self._tracing.end(exchange)
+            finally:
+                self._on_end(exchange)
+        except Exception:  # a figure that a metric refuses must cost neither the ledger's entry nor the log's line
+            logger.exception("counting a request failed", extra={"fields": {"request_id": exchange.request_id}})
+        if self._log and exchange.route not in OPEN_PATHS:
+            write_access(_access_fields(exchange, now))
+
+    def _count(self, exchange: Exchange, now: float) -> None:
         metrics, route, tenant = self._metrics, exchange.route, exchange.tenant_label
         self._ended(route, str(exchange.status), tenant).inc()
         if exchange.failure:
@@ -192,10 +204,6 @@ class Edge:
             if exchange.prompt_tokens:
                 self._used(tenant, "prompt").inc(exchange.prompt_tokens)
                 self._used(tenant, "generation").inc(exchange.generation_tokens)
-        self._tracing.end(exchange)
-        self._on_end(exchange)
-        if self._log and route not in OPEN_PATHS:
-            write_access(_access_fields(exchange, now))
 
 
 _EXPOSED = b"x-request-id, retry-after"

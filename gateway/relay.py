@@ -5,6 +5,7 @@ looked for is read beside the stream. Once a stream has begun, a failure becomes
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,8 @@ from gateway.metrics import Metrics
 from gateway.protocol import Kind
 from gateway.settings import Timeouts
 from gateway.upstream import Answer
+
+logger = logging.getLogger(__name__)
 
 # What the last event of a stream is: [DONE], or in these dialects an event of one of these types.
 _END = {
@@ -175,6 +178,12 @@ class StreamRelay:
             await self._fail("timeout_in_stream", error)
         except GatewayError as error:
             await self._fail("broken_stream", error)
+        except Exception as error:
+            if self._sending or isinstance(error, ClientGoneError):
+                raise
+            # A bug in reading beside the stream. The client still gets its error event, the log gets the trace.
+            logger.exception("reading a stream failed", extra={"fields": {"request_id": self._exchange.request_id}})
+            await self._fail("unreadable_stream", GatewayError("the gateway failed unexpectedly"))
         finally:
             self._answer.close()
         await self._sink.end()

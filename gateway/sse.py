@@ -12,6 +12,7 @@ import orjson
 _BLANK_LINE = re.compile(rb"\n\r?\n")  # vLLM ends lines with LF; proxies in between may make it CRLF
 _LINE = re.compile(rb"\r\n|\n|\r")  # never splitlines() on text: it also breaks JSON at U+2028 and U+0085
 DONE = b"[DONE]"
+MAX_TOKENS = 2**31  # no answer has more; a figure above it is damage, and would overflow what counts tokens
 
 
 class Framer:
@@ -90,7 +91,10 @@ def has_content(document: dict[str, Any]) -> bool:
         if kind == "content_block_delta" and isinstance(delta, dict):
             return any(delta.get(key) for key in ("text", "thinking", "partial_json"))
         return kind.endswith(".delta") and bool(delta)
-    for choice in document.get("choices") or ():
+    choices = document.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if not isinstance(choice, dict):
+            continue
         if choice.get("text"):
             return True
         delta = choice.get("delta")
@@ -102,7 +106,10 @@ def has_content(document: dict[str, Any]) -> bool:
 
 
 def usage_of(document: dict[str, Any]) -> tuple[int, int] | None:
-    """Prompt and generation tokens, if this event or answer reports them, in any of the served dialects."""
+    """Prompt and generation tokens, if this event or answer reports them, in any of the served dialects.
+
+    None as well where one of the figures can't be true: not a whole number, negative, above MAX_TOKENS.
+    """
     usage = document.get("usage")
     for wrapper in ("response", "message"):  # where the events of responses and messages carry it
         inner = document.get(wrapper)
@@ -112,8 +119,9 @@ def usage_of(document: dict[str, Any]) -> tuple[int, int] | None:
         return None
     prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0))
     generation = usage.get("completion_tokens", usage.get("output_tokens", 0))
-    if not isinstance(prompt, int) or not isinstance(generation, int | None):
-        return None
     # Messages counts what came from the prefix cache apart; everywhere else it is part of the prompt.
-    cached = [usage.get(f"cache_{how}_input_tokens") for how in ("read", "creation")]
-    return prompt + sum(count for count in cached if isinstance(count, int)), generation or 0
+    cached = [usage.get(f"cache_{how}_input_tokens") or 0 for how in ("read", "creation")]
+    figures: list[Any] = [prompt, *cached, generation or 0]
+    if not all(type(figure) is int and 0 <= figure <= MAX_TOKENS for figure in figures):
+        return None
+    return sum(figures[:-1]), figures[-1]

@@ -183,6 +183,39 @@ async def test_a_path_that_can_be_no_ledger_stops_the_start_with_key_value_and_e
         Ledger(path, Metrics())
 
 
+async def test_a_row_that_can_not_be_written_is_counted_told_once_and_blocks_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, metrics = tmp_path / "u", Metrics()
+    async with Ledger(path, metrics, lambda: TODAY) as ledger:
+        ledger.record(exchange(prompt_tokens=2), "before")
+        ledger.record(exchange(prompt_tokens=2**63), "absurd")
+        ledger.record(exchange(prompt_tokens=2), "\ud800")
+        ledger.record(exchange(prompt_tokens=2), "between")
+        await until(lambda: len(read(path)) == 2)
+        ledger.record(exchange(prompt_tokens=2), "before")
+    assert [(row[2], row[6]) for row in read(path)] == [("before", 4), ("between", 2)]
+    assert metrics.registry.get_sample_value("gateway_ledger_failures_total") == 2
+    assert [record.message for record in caplog.records] == ["usage is lost, the ledger can't take these rows"]
+
+
+async def test_whatever_a_commit_raises_the_ledger_goes_on_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, metrics = tmp_path / "u", Metrics()
+    async with Ledger(path, metrics, lambda: TODAY) as ledger:
+        with monkeypatch.context() as patched:
+            patched.setattr("gateway.ledger._ADD", None)  # a TypeError, which no SQLite raises by itself
+            ledger.record(exchange(prompt_tokens=2), "m")
+            await until(lambda: (metrics.registry.get_sample_value("gateway_ledger_failures_total") or 0) >= 2)
+        await until(lambda: read(path))
+    assert read(path) == [(TODAY, "app1", "m", 1, 0, 0, 2, 0)]
+    assert [record.message for record in caplog.records] == [
+        "the ledger can't be written, usage is kept in memory",
+        "the ledger can be written again",
+    ]
+
+
 # -- the export --------------------------------------------------------------------------------------------------------
 
 
