@@ -15,7 +15,7 @@ import json
 import re
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +55,7 @@ class Script:
     drop_choice: bool = False
     extra_usage: int = 0  # prompt tokens an embedding engine adds of its own
     # Instead of an event stream: bytes are written one by one, events waited for, RESET resets, the end is a clean one.
-    pieces: list["bytes | asyncio.Event | Reset"] | None = None
+    pieces: "Sequence[bytes | asyncio.Event | Reset] | None" = None
 
 
 class Reset:
@@ -316,7 +316,7 @@ class FakeEngine:
         request: web.Request,
         response: web.StreamResponse,
         seen: Seen,
-        pieces: list[bytes | asyncio.Event | Reset],
+        pieces: Sequence[bytes | asyncio.Event | Reset],
     ) -> web.StreamResponse:
         for piece in pieces:
             if isinstance(piece, Reset):

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.engine import MODEL, FakeEngine, Script
 from tests.wire.conftest import Running, serve, until
 from tests.wire.leaving import SOON_S, aborted_soon, client, reached
-from tests.wire.streams import EVERY_DIALECT, QUESTIONS
+from tests.wire.streams import EVERY_DIALECT
 from tests.wire.talking import BODIES, CHAT, COMPLETIONS
 
 HOW = pytest.mark.parametrize("how", ["close", "reset"])
@@ -215,7 +215,7 @@ async def test_after_a_hundred_departures_of_every_kind_nothing_is_left(engine: 
     loop.set_exception_handler(lambda _, context: complaints.append(context))
     loop.set_debug(True)
     dice = random.Random(7)
-    settings = {"admission": {"max_in_flight": 12}, "timeouts": {"keepalive_s": 0.02, "idle_s": 1}}
+    settings: dict[str, Any] = {"admission": {"max_in_flight": 12}, "timeouts": {"keepalive_s": 0.02, "idle_s": 1}}
     try:
         async with serve([engine.url], **settings) as up:
             assert (await up.chat()).status_code == 200

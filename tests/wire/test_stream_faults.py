@@ -223,7 +223,7 @@ async def test_before_the_engines_headers_nothing_is_sent_so_that_a_refusal_keep
 
 async def test_while_queued_nothing_is_sent(engine: FakeEngine) -> None:
     """A queued stream sends no comment: its refusal can still be a 429."""
-    settings = {"timeouts": {"keepalive_s": 0.05}, "admission": {"max_in_flight": 1, "max_wait_s": 0.4}}
+    settings: dict[str, Any] = {"timeouts": {"keepalive_s": 0.05}, "admission": {"max_in_flight": 1, "max_wait_s": 0.4}}
     async with serve([engine.url], **settings) as up:
         gate = asyncio.Event()
         engine.script(CHAT, Script(pieces=[gate, DONE]))
