@@ -42,7 +42,7 @@ class Gateway:
         token = AdminToken(settings.auth.admin_token_file)
         self.admission = Admission(settings.admission, self.metrics, clock)
         self.replicas = Replicas(settings, self.metrics, clock, engine_key, self._replicas_changed)
-        self.upstream = Upstream(settings.timeouts, engine_key)
+        self.upstream = Upstream(settings.timeouts, settings.limits.max_answer_bytes, engine_key)
         self.inference = Inference(settings, self.replicas, self.admission, self.upstream, self.metrics, clock)
         health = Health(self.replicas, self.admission, self.inference)
         cold = public_app(settings, self.replicas, health)

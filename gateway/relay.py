@@ -30,6 +30,8 @@ _END = {
 }
 # After its last event the engine has this long to end the response, so that the connection can be used again.
 END_S = 1.0
+# A timer this late means that the whole process stood still: what came meanwhile is still to be read.
+LATE_S = 0.1
 
 
 async def read_whole(answer: Answer, kind: Kind) -> Reply:
@@ -106,7 +108,7 @@ class _Ear:
         except asyncio.CancelledError:
             if not self._rang or self._task.uncancel() > self._cancels:
                 raise
-            return None
+            return self._answer.arrived() or None  # bytes and the limit may come in the same step
         finally:
             self._listening = self._rang = False
 
@@ -120,11 +122,15 @@ class _Ear:
         self._timer = self._loop.call_later(max(0.001, self.until_s - self._clock()), self._ring)
 
     def _ring(self) -> None:
+        now, due_s = self._clock(), self._timer_s
         self._timer_s = math.inf
         if not self._listening:
             return  # the next call sets the timer again
-        if self._clock() < self.until_s:  # it has moved since
+        if now < self.until_s:  # it has moved since
             self._set_timer()
+        elif now > due_s + LATE_S:  # timers run before sockets are read: listen once more
+            self._timer_s = now + LATE_S
+            self._timer = self._loop.call_later(LATE_S, self._ring)
         else:
             # The task stands in Answer.chunk, so that is where this arrives: nothing else can be cut short.
             self._rang = True
@@ -205,6 +211,7 @@ class StreamRelay:
                         said_s = self._clock()
                     heard_s = self._clock()  # after sending: while we did not listen, the engine was not silent
                 elif data is not None or self._finished:
+                    await self._end_without_blank_line()
                     break
                 elif self._clock() >= heard_s + silence_s:
                     raise UpstreamTimeoutError("the engine stayed silent too long in mid-stream")
@@ -215,6 +222,12 @@ class StreamRelay:
             ear.close()
         if not self._finished and not self._failed:
             raise UpstreamFailedError("the engine ended the stream before its answer was complete")
+
+    async def _end_without_blank_line(self) -> None:
+        """Some servers leave out the last event's blank line. Whatever else is incomplete stays so."""
+        rest = b"" if self._finished else self._framer.rest()
+        if any(mark in rest for mark in self._end_marks) and (events := self._read(rest)) and self._finished:
+            await self._say(events)
 
     async def _say(self, data: bytes) -> None:
         self._sending = True

@@ -154,6 +154,11 @@ class Limits(Section):
         ge=1024,
         description="Bodies that are still arriving, all clients together; beyond it uploads are refused with 429.",
     )
+    max_answer_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=1024,
+        description="An engine's answer that is no stream; one that is larger is broken off, and its client gets 502.",
+    )
     max_depth: int = Field(64, ge=4, le=512, description="Nesting of the JSON body.")
     max_n: int = Field(16, ge=1, description="Choices per prompt (`n`).")
     max_logprobs: int = Field(20, ge=0, description="`logprobs`, `top_logprobs`, `prompt_logprobs`.")
@@ -227,7 +232,9 @@ class Settings(BaseSettings):
     engines: tuple[BaseUrl, ...] = Field(
         ("http://127.0.0.1:8000",),
         min_length=1,
-        description="Base URLs of the engines (a JSON list in the environment).",
+        description="Base URLs of the engines (a JSON list in the environment). They, and any proxy before them, must "
+        "keep idle connections for 5 s or more, as vLLM does: the gateway uses one again for up to 4 s, and a request "
+        "that meets a closing one fails with 502.",
     )
     aliases: dict[str, str] = Field(
         default_factory=dict, description="Extra model names: what clients say -> what an engine serves."

@@ -42,6 +42,12 @@ class Framer:
             raise ValueError(f"an event of more than {self.max_bytes} bytes")
         return events
 
+    def rest(self) -> bytes:
+        """At the stream's end: what came of an event whose blank line did not, as a whole event; b"" if nothing did."""
+        rest = bytes(self.tail)
+        self.tail.clear()
+        return rest and rest + (b"\n" if rest.endswith(b"\n") else b"\n\n")
+
 
 def split(events: bytes) -> list[bytes]:
     """Whole events one by one, each with its terminating blank line; joined again they are what came."""

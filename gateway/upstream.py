@@ -3,6 +3,7 @@
 Why aiohttp and not httpx here: docs/decisions/0002. Nothing above this room knows which client it is.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -16,6 +17,8 @@ from gateway.settings import Timeouts
 KEEPALIVE_S = 4.0
 # Of an answer that its client does not take, the gateway holds up to three times this much before the engine waits.
 READ_BUFFER_BYTES = 64 * 1024
+# Seconds or a date, as HTTP defines them: anything else an engine says there would be passed on to every client.
+_RETRY_AFTER = re.compile(r"[0-9]{1,9}|[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9:]{8} GMT")
 
 
 class Answer:
@@ -24,23 +27,37 @@ class Answer:
     Closing before the end breaks the connection, which is how an engine learns that nobody wants the rest.
     """
 
-    __slots__ = ("_response", "content_type", "retry_after", "status")
+    __slots__ = ("_max_bytes", "_response", "content_type", "retry_after", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, max_bytes: int) -> None:
         self._response = response
+        self._max_bytes = max_bytes
         self.status = response.status
-        self.content_type = response.headers.get("Content-Type", "")
-        self.retry_after = response.headers.get("Retry-After")
+        self.content_type = response.headers.get("Content-Type", "").lower()
+        retry_after = response.headers.get("Retry-After", "").strip()
+        self.retry_after = retry_after if _RETRY_AFTER.fullmatch(retry_after) else None
 
     async def read(self) -> bytes:
-        """The whole body. Raises UpstreamFailedError, UpstreamTimeoutError."""
+        """The whole body. Raises UpstreamFailedError, also where it is larger than accepted; UpstreamTimeoutError."""
         with _mapped_errors():
-            return await self._response.read()
+            parts, size = [], 0
+            while part := await self._response.content.readany():
+                parts.append(part)
+                size += len(part)
+                if size > self._max_bytes:
+                    self.close()
+                    raise UpstreamFailedError(f"the engine's answer has more than {self._max_bytes} bytes")
+            return b"".join(parts)
 
     async def chunk(self) -> bytes:
         """Whatever has come since the last call, at least one byte; b"" at the end. Raises like `read`."""
         with _mapped_errors():
             return await self._response.content.readany()
+
+    def arrived(self) -> bytes:
+        """Like `chunk`, what has come by now; b"" if nothing has. Nobody may be waiting in `chunk`."""
+        with _mapped_errors():
+            return self._response.content.read_nowait()
 
     def close(self) -> None:
         self._response.close()
@@ -49,7 +66,8 @@ class Answer:
 class Upstream:
     """Connections to all engines. `async with` it: the pool lives as long as the gateway."""
 
-    def __init__(self, timeouts: Timeouts, api_key: str | None = None) -> None:
+    def __init__(self, timeouts: Timeouts, max_answer_bytes: int, api_key: str | None = None) -> None:
+        self._max_answer_bytes = max_answer_bytes
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -83,7 +101,11 @@ class Upstream:
             response = await self._session.post(
                 url, data=body, headers={**self._headers, **headers}, timeout=self._timeout, allow_redirects=False
             )
-        return Answer(response)
+        answer = Answer(response, self._max_answer_bytes)
+        if not 200 <= answer.status <= 599:  # nothing that a client could be told
+            answer.close()
+            raise UpstreamFailedError(f"the engine answered with the status {answer.status}")
+        return answer
 
 
 @contextmanager

@@ -28,7 +28,7 @@ async def answer() -> AsyncIterator[Answer]:
 
     server = await asyncio.start_server(engine, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    async with server, Upstream(Timeouts()) as upstream:
+    async with server, Upstream(Timeouts(), 2**20) as upstream:
         answer = await upstream.post(url, b"{}", {})
         yield answer
         answer.close()
@@ -130,4 +130,23 @@ async def test_a_limit_does_not_ring_while_nobody_listens(answer: Answer) -> Non
     ear.until_s = time.monotonic() + 60
     feed(answer, b"b")
     assert await ear.chunk() == b"b"
+    ear.close()
+
+
+async def test_a_timer_that_rings_long_after_its_time_gives_what_has_come_meanwhile_the_time_to_be_read(
+    answer: Answer,
+) -> None:
+    ear = listening(answer, time.monotonic() + 0.02)
+    waiting = asyncio.create_task(_hear(ear))
+    await asyncio.sleep(0)
+    time.sleep(0.3)  # noqa: ASYNC251  # the whole loop stands still
+    asyncio.get_running_loop().call_later(0.03, feed, answer, b"a")
+    assert await waiting == b"a"
+    begin = time.monotonic()
+    ear.until_s = begin + 0.02
+    waiting = asyncio.create_task(_hear(ear))
+    await asyncio.sleep(0)
+    time.sleep(0.3)  # noqa: ASYNC251
+    assert await waiting is None, "once more, and no longer"
+    assert time.monotonic() - begin < 1
     ear.close()

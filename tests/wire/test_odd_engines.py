@@ -134,3 +134,58 @@ async def test_a_failure_of_our_own_beside_the_stream_is_one_error_event_and_log
     assert b'"internal_error"' in text
     await until(lambda: any(record.exc_info for record in caplog.records if record.levelno == logging.ERROR))
     assert await up.metric("gateway_upstream_failures_total", cause="unreadable_stream") == 1
+
+
+# -- heads and ends ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_status_that_no_client_could_be_told_is_a_502(up: Running, engine: FakeEngine) -> None:
+    engine.script(COMPLETIONS, Script(status=700, body=b"{}"))
+    answer = await up.completion("p")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_failed")
+    assert "700" in answer.json()["error"]["message"]
+
+
+async def test_a_retry_after_that_is_none_is_left_out(up: Running, engine: FakeEngine) -> None:
+    engine.script(COMPLETIONS, Script(status=500, body=b'{"error":{"message":"x"}}', headers={"Retry-After": "\u00ff"}))
+    answer = await up.completion("p")
+    assert answer.status_code == 500
+    assert "retry-after" not in answer.headers
+
+
+async def test_a_content_type_in_any_case_is_a_stream(up: Running, engine: FakeEngine) -> None:
+    engine.script(CHAT, Script(body=DELTA + DONE, headers={"Content-Type": "Text/Event-Stream"}))
+    async with up.stream() as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert await answer.aread() == DELTA + DONE
+
+
+@pytest.mark.parametrize("end", [b"data: [DONE]\n", b"data: [DONE]\r\n", b"data: [DONE]"])
+async def test_a_last_event_without_its_blank_line_is_the_end_and_gets_one(
+    end: bytes, up: Running, engine: FakeEngine
+) -> None:
+    engine.script(CHAT, Script(pieces=[DELTA, end]))
+    assert sse.split(await streamed(up)) == [DELTA, end.removesuffix(b"\n") + b"\n\n"]
+    await up.settled()
+    assert await up.metric("gateway_upstream_failures_total") == 0
+
+
+@pytest.mark.parametrize("end", [b'data: {"choices":[]}\n', b"data: [DO", b'data: {"text":"[DONE]"}\n'])
+async def test_any_other_event_without_its_blank_line_is_a_broken_stream(
+    end: bytes, up: Running, engine: FakeEngine
+) -> None:
+    engine.script(CHAT, Script(pieces=[DELTA, end]))
+    text = await streamed(up)
+    assert text.startswith(DELTA)
+    assert b'"engine_failed"' in text
+    assert end not in text
+
+
+async def test_an_answer_larger_than_the_limit_is_a_502(engine: FakeEngine) -> None:
+    async with serve([engine.url], limits={"max_answer_bytes": 2000}) as up:
+        large = json.dumps({"id": "x", "object": "text_completion", "choices": [], "more": "x" * 2000}).encode()
+        engine.script(COMPLETIONS, Script(body=large, headers={"Content-Type": "application/json"}))
+        answer = await up.completion("p")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_failed")
+        assert (await up.completion("p")).status_code == 200
+        await up.settled()
