@@ -6,8 +6,9 @@ State: `in-flight` tokens and requests (open leases) and, per tenant, the waitin
 2. its predicted wait passes its deadline: refused, with the time after which it would not have been.
 3. the queue is full: the tenant that fills it most, relative to its weight, gives up its newest waiting request;
    if that is the arriving one, it is refused.
-4. otherwise it waits, max_wait_s at the longest. Tenants are served by deficit round robin on tokens, each tenant in
-   order of arrival.
+4. otherwise it waits, max_wait_s at the longest. Tenants are served by start-time fair queueing on tokens (Goyal, Vin,
+   Cheng 1996), each tenant in order of arrival. A request that does not fit yet may be overtaken by ones that do, by
+   as many tokens as it asks for itself and no more: it is neither starved nor does it stop everybody.
 
 While no engine is ready (`paused`) nothing can be predicted and max_wait_s does not run: a request then waits until its
 own deadline, since a restart takes longer than any queue should.
@@ -16,25 +17,27 @@ own deadline, since a restart takes longer than any queue should.
 """
 
 import asyncio
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import OverloadedError
+from gateway.errors import GatewayError, OverloadedError
 from gateway.keys import Tenant
 from gateway.limits import Allowance, DrainRate, Residence
 from gateway.metrics import Metrics
 from gateway.settings import Admission as AdmissionSettings
 
-QUANTUM_TOKENS = 512  # what one visit of the round adds to a tenant's deficit, times its weight
+LOOK_AHEAD = 32  # waiting requests of one tenant that are looked at for one that fits
 
 
 class Lease:
     """Permission to have `tokens` in flight. Close it exactly when the work ended; closing again does nothing."""
 
-    __slots__ = ("_admission", "granted_s", "open", "tenant", "tokens", "used_tokens")
+    __slots__ = ("_admission", "granted_s", "open", "tenant", "tokens")
 
     def __init__(self, admission: "Admission", tenant: str, tokens: int, granted_s: float) -> None:
         self._admission = admission
@@ -42,7 +45,6 @@ class Lease:
         self.tokens = tokens
         self.granted_s = granted_s
         self.open = True
-        self.used_tokens: int | None = None  # what it came to, where the engine told: a key pays for that
 
     def close(self) -> None:
         if self.open:
@@ -65,6 +67,7 @@ class _Waiter:
     granted: asyncio.Future[Lease]
     deadline_s: float
     timeout: asyncio.Timeout | None = None
+    overtaken: int = 0  # tokens that went past it while it did not fit
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +77,14 @@ class _Line:
     weight: float
     waiters: deque[_Waiter] = field(default_factory=deque)
     tokens: int = 0
-    deficit: float = 0.0
+    start: float = 0.0  # virtual time at which its next request may begin: its tokens so far, over its weight
+
+
+@dataclass(slots=True)
+class Charge:
+    """One request at its key's expense. `used_tokens`: what it came to; None leaves the estimate standing."""
+
+    used_tokens: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +107,9 @@ class Admission:
         self.in_flight_tokens = 0
         self.queued_tokens = 0
         self._leases: set[Lease] = set()
-        self._lines: dict[str, _Line] = {}  # tenants with somebody waiting, in the round's order
+        self._lines: dict[str, _Line] = {}  # tenants with somebody waiting
+        self._virtual = 0.0  # virtual time: the start tag of what was granted last
+        self._finished: dict[str, float] = {}  # tenants that emptied their line ahead of virtual time
         self._accounts: dict[str, _Account] = {}
         self._drain = DrainRate()
         self._residence = Residence()
@@ -144,14 +156,30 @@ class Admission:
         Raises OverloadedError: at once where the wait can be predicted, at the deadline where the prediction was wrong.
         """
         now = self._clock()
-        account = self._charge(tenant, tokens, now)
-        try:
-            lease = await self._wait(tenant, tokens, now, deadline_s)
-        except BaseException:
-            self._refund(account, tokens)
-            raise
+        lease = await self._wait(tenant, tokens, now, deadline_s)
         self._metrics.queue_seconds.observe(lease.granted_s - now)
         return lease
+
+    @contextmanager
+    def charge(self, tenant: Tenant, tokens: int) -> Iterator["Charge"]:
+        """Hold a client's request against its key's own limits, whether it takes an engine call or shares another's.
+
+        Raises OverloadedError. A request refused later costs nothing; one that got no answer, no tokens.
+        """
+        account = self._charge(tenant, tokens, self._clock())
+        charge = Charge()
+        try:
+            yield charge
+        except GatewayError as error:
+            charge.used_tokens = 0
+            if account is not None and account.requests is not None and isinstance(error, OverloadedError):
+                account.requests.give_back(1)
+            raise
+        finally:
+            if account is not None:
+                account.in_flight -= 1
+                if account.tokens is not None and charge.used_tokens is not None:
+                    account.tokens.give_back(tokens - charge.used_tokens)
 
     async def _wait(self, tenant: Tenant, tokens: int, now: float, deadline_s: float) -> Lease:
         if not self._lines and self._fits(tokens):
@@ -166,11 +194,13 @@ class Admission:
         line = self._lines.get(tenant.name)
         if line is None:
             line = self._lines[tenant.name] = _Line(tenant.weight)
+            line.start = max(self._virtual, self._finished.pop(tenant.name, 0.0))
         waiter = _Waiter(tokens, now, asyncio.get_running_loop().create_future(), deadline_s)
         line.waiters.append(waiter)
         line.tokens += tokens
         self.queued_tokens += tokens
         self._mark_saturation(now)
+        self._grant()  # it may be one that fits past one that does not
         lease: Lease | None = None
         try:
             async with asyncio.timeout(allowed_s) as waiter.timeout:
@@ -221,8 +251,7 @@ class Admission:
             assert line.tokens == sum(waiter.tokens for waiter in line.waiters), self
             assert all(waiter.granted.cancelled() for waiter in line.waiters if waiter.granted.done()), self
         assert self.queued_tokens == sum(line.tokens for line in self._lines.values()), self
-        for name, account in self._accounts.items():
-            assert account.in_flight >= sum(lease.tenant == name for lease in self._leases), (self, name)
+        assert all(account.in_flight >= 0 for account in self._accounts.values()), self
 
     # -- deciding: no awaits below this line ---------------------------------------------------------------------------
 
@@ -233,22 +262,19 @@ class Admission:
         return not self._leases or not self.capacity_tokens or self.in_flight_tokens + tokens <= self.capacity_tokens
 
     def _next(self) -> tuple[str, _Waiter] | None:
-        """Take the next waiting request that fits out of its line, by deficit round robin."""
-        while self._lines:
-            name, line = next(iter(self._lines.items()))
-            head = line.waiters[0]
-            if not self._fits(head.tokens):
-                return None  # the head waits for room; smaller ones behind it must not starve it
-            if line.deficit < head.tokens:
-                line.deficit += QUANTUM_TOKENS * line.weight
-                if line.deficit < head.tokens:
-                    self._lines[name] = self._lines.pop(name)  # to the back of the round
-                    continue
-            line.deficit -= head.tokens
-            self._leave(name, line, head)
-            if name in self._lines and line.deficit < line.waiters[0].tokens:
-                self._lines[name] = self._lines.pop(name)
-            return name, head
+        """Take the next waiting request that may go out of its line: the earliest start tag that fits."""
+        held_up: list[_Waiter] = []
+        for name, line in sorted(self._lines.items(), key=lambda item: item[1].start):
+            for waiter in itertools.islice(line.waiters, LOOK_AHEAD):
+                if not self._fits(waiter.tokens):
+                    held_up.append(waiter)
+                elif all(other.overtaken + waiter.tokens <= other.tokens for other in held_up):
+                    for other in held_up:
+                        other.overtaken += waiter.tokens
+                    self._virtual = max(self._virtual, line.start)
+                    line.start += waiter.tokens / line.weight
+                    self._leave(name, line, waiter)
+                    return name, waiter
         return None
 
     def _grant(self) -> None:
@@ -268,11 +294,6 @@ class Admission:
         now = self._clock()
         self._leases.remove(lease)
         self.in_flight_tokens -= lease.tokens
-        account = self._accounts.get(lease.tenant)
-        if account is not None:
-            account.in_flight -= 1
-            if account.tokens is not None and lease.used_tokens is not None:
-                account.tokens.give_back(lease.tokens - lease.used_tokens)
         self._residence.observe(now - lease.granted_s)
         if self._saturated_since_s is not None:
             self._drain.observe(lease.tokens, now - self._saturated_since_s)
@@ -285,7 +306,11 @@ class Admission:
         line.tokens -= waiter.tokens
         self.queued_tokens -= waiter.tokens
         if not line.waiters:
-            del self._lines[name]  # an idle tenant keeps no deficit: saved-up turns would be a burst
+            del self._lines[name]
+            # Remembered only while it is ahead of its share: credit for having been idle would be a burst.
+            self._finished = {tenant: tag for tenant, tag in self._finished.items() if tag > self._virtual}
+            if line.start > self._virtual:
+                self._finished[name] = line.start
         self._mark_saturation(self._clock())
 
     def _mark_saturation(self, now: float) -> None:
@@ -329,7 +354,7 @@ class Admission:
         return OverloadedError(f"overloaded: {detail}", cause=cause, retry_after_s=retry_after_s)
 
     def _charge(self, tenant: Tenant, tokens: int, now: float) -> _Account | None:
-        """Apply the key's own limits. Raises OverloadedError; what it took is given back by `_refund`."""
+        """Take what the key's own limits allow; None where it has none. Raises OverloadedError."""
         if tenant.concurrent is None and tenant.requests_per_minute is None and tenant.tokens_per_minute is None:
             return None
         account = self._accounts.setdefault(tenant.name, _Account())
@@ -351,15 +376,6 @@ class Admission:
             )
         account.in_flight += 1
         return account
-
-    def _refund(self, account: _Account | None, tokens: int) -> None:
-        if account is None:
-            return
-        account.in_flight -= 1
-        if account.requests is not None:
-            account.requests.give_back(1)
-        if account.tokens is not None:
-            account.tokens.give_back(tokens)
 
 
 def _allowance(current: Allowance | None, per_minute: int | None, now: float) -> Allowance | None:

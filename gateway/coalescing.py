@@ -9,7 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+from gateway import sse
 from gateway.client import Sink
+from gateway.errors import GatewayError, error_body
 from gateway.exchange import Exchange, Reply
 from gateway.metrics import Metrics
 from gateway.protocol import Envelope, Kind
@@ -24,6 +26,12 @@ def deterministic(envelope: Envelope) -> bool:
         return True
     temperature, seed = envelope.document.get("temperature"), envelope.document.get("seed")
     return (type(temperature) in (int, float) and temperature == 0) or type(seed) is int
+
+
+def _as_event(error: BaseException, kind: Kind) -> bytes:
+    """A failure after the first byte, as each passenger's last event."""
+    told = error if isinstance(error, GatewayError) else GatewayError("the gateway failed unexpectedly")
+    return sse.error_event(error_body(told, anthropic=kind.anthropic), anthropic=kind.anthropic)
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +92,8 @@ class Flight:
                 await sink.events(data.replace(theirs, own))
             elif self.ended:
                 self._note(exchange)
+                if self.error is not None:
+                    await sink.events(_as_event(self.error, self.key[1]))
                 await sink.end()
                 return
             else:
@@ -99,9 +109,11 @@ class Flight:
 class Coalescer:
     """Owner of the flights under way."""
 
-    def __init__(self, metrics: Metrics, serve: Serve, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: Metrics, serve: Serve, clock: Callable[[], float], joinable_s: float) -> None:
+        """A flight older than `joinable_s` has too little of its deadline left to be joined."""
         self._metrics = metrics
         self._serve = serve
+        self._joinable_s = joinable_s
         self._clock = clock
         self._flights: dict[Key, Flight] = {}
 
@@ -113,7 +125,7 @@ class Coalescer:
         """Serve one client, on a flight of its own or one under way."""
         key = (exchange.tenant_label, envelope.kind, envelope.body)
         flight = self._flights.get(key)
-        if flight is None:
+        if flight is None or self._clock() - flight.exchange.arrived_s > self._joinable_s:
             flight = self._flights[key] = Flight(replace(exchange), key)
             flight.task = asyncio.create_task(self._fly(flight, envelope), name="flight")
         else:

@@ -3,7 +3,8 @@
 1. read: the body, bounded in size and time (client.py)
 2. envelope: the few fields the gateway acts on, and what it refuses (protocol.py)
 3. model: does an engine serve it, is one ready or coming back (replicas.py)
-4. share: an identical deterministic request under way answers this one too (coalescing.py)
+4. charge and share: the key's own limits (admission.py); an identical deterministic request under way answers this
+   one too (coalescing.py)
 5. admit: a lease on the request's tokens, or a refusal that costs the engine nothing (admission.py)
 6. route: a replica; another one only while nothing has been sent (routing.py)
 7. ask: merged with others that are alike (batching.py), or alone (upstream.py)
@@ -25,6 +26,7 @@ from gateway.client import BodyRoom, ClientSink, ClientWatch, Receive, Scope, Se
 from gateway.coalescing import Coalescer, deterministic
 from gateway.errors import (
     BadRequestError,
+    OverloadedError,
     UnavailableError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
@@ -67,24 +69,33 @@ class Inference:
         self._room = BodyRoom(settings.limits.max_arriving_bytes)
         self.estimator = TokenEstimator()
         self.batcher = MicroBatcher(settings.batching, metrics, self._send_merged, clock)
-        self.coalescer = Coalescer(metrics, self._serve, clock)
+        self.coalescer = Coalescer(metrics, self._serve, clock, settings.timeouts.total_s / 2)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope["state"]["exchange"]
         settings = self._settings
         kind = HOT_ROUTES[scope["path"]]
         limit, limit_s = settings.limits.max_body_bytes, settings.timeouts.body_s
         body = await read_body(scope, receive, limit, limit_s, self._room)
+        with self._room.share() as take:  # held as long as the request: parsed, a body is larger still
+            if not take(len(body)):
+                raise OverloadedError("overloaded: too many large bodies", cause="bodies", retry_after_s=1)
+            await self._handle(scope, receive, send, kind, body)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, kind: Kind, body: bytes) -> None:
+        exchange: Exchange = scope["state"]["exchange"]
+        settings = self._settings
         deadline_s = request_timeout_s(scope, settings.timeouts.total_s)
         envelope = parse(kind, body, settings.limits, settings.policy)
         exchange.model = envelope.model
         sink = ClientSink(send, exchange, self._clock)
         with ClientWatch(receive, sink):
             self._require_engine(self._served_model(envelope))
-            if settings.batching.coalesce and deadline_s is None and deterministic(envelope):
-                await self.coalescer.serve(exchange, envelope, sink)
-            else:
-                await self._serve(exchange, envelope, sink, deadline_s)
+            with self._admission.charge(exchange.owner, self._cost(envelope)) as charge:
+                await self._share_or_serve(exchange, envelope, sink, deadline_s)
+                if exchange.prompt_tokens:
+                    charge.used_tokens = exchange.prompt_tokens + exchange.generation_tokens
+                elif exchange.status >= 400:
+                    charge.used_tokens = 0
 
     def check_integrity(self) -> None:
         """Nothing is counted that does not exist, and nothing is left behind. Holds between any two awaits."""
@@ -96,8 +107,21 @@ class Inference:
 
     # -- steps 3 to 8 --------------------------------------------------------------------------------------------------
 
+    async def _share_or_serve(
+        self, exchange: Exchange, envelope: Envelope, sink: Sink, timeout_s: float | None
+    ) -> None:
+        # A deadline of its own can't be kept on a call that others began.
+        if self._settings.batching.coalesce and timeout_s is None and deterministic(envelope):
+            await self.coalescer.serve(exchange, envelope, sink)
+        else:
+            await self._serve(exchange, envelope, sink, timeout_s)
+
     def _served_model(self, envelope: Envelope) -> str:
         return self._settings.aliases.get(envelope.model, envelope.model)
+
+    def _cost(self, envelope: Envelope) -> int:
+        longest = self._replicas.models.get(self._served_model(envelope))
+        return request_cost(envelope, self.estimator, self._settings.admission.assumed_answer_tokens, longest)
 
     def _require_engine(self, model: str) -> None:
         replicas = self._replicas
@@ -109,17 +133,15 @@ class Inference:
     async def _serve(self, exchange: Exchange, envelope: Envelope, sink: Sink, timeout_s: float | None = None) -> None:
         settings = self._settings
         deadline_s = exchange.arrived_s + (timeout_s or settings.timeouts.total_s)
-        tokens = request_cost(envelope, self.estimator, settings.admission.assumed_answer_tokens)
+        tokens = self._cost(envelope)
         exchange.phase = "queued"
-        with await self._admission.acquire(exchange.owner, tokens, deadline_s) as lease:
+        with await self._admission.acquire(exchange.owner, tokens, deadline_s):
             exchange.phase = "waiting"
             try:
                 async with asyncio.timeout(deadline_s - self._clock()) as limit:
                     await self._answer(exchange, envelope, sink, tokens, limit)
             except TimeoutError:
                 raise UpstreamTimeoutError("the request took longer than its deadline") from None
-            if exchange.prompt_tokens:
-                lease.used_tokens = exchange.prompt_tokens + exchange.generation_tokens
         if exchange.prompt_tokens:
             self.estimator.observe(envelope.size, exchange.prompt_tokens)
 
@@ -211,6 +233,8 @@ class Inference:
             raise UpstreamTimeoutError(f"the engine began no answer within {limit_s:g} s") from None
 
     async def _deliver(self, exchange: Exchange, reply: Reply, sink: Sink) -> None:
+        if reply.status >= 500:
+            exchange.failure = "engine_5xx"
         if reply.usage is not None:
             exchange.prompt_tokens, exchange.generation_tokens = reply.usage
         await sink.whole(reply)

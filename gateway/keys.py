@@ -36,7 +36,7 @@ class Key(BaseModel):
     expires: AwareDatetime | None = None
     group: Name | None = None
     priority: int = Field(0, ge=-1000, le=1000, description="Handed to the engine; lower is served first.")
-    weight: float = Field(1.0, gt=0, le=1000, description="Share of the queue relative to other keys.")
+    weight: float = Field(1.0, ge=0.01, le=100, description="Share of the queue relative to other keys.")
     requests_per_minute: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)
     concurrent: int | None = Field(None, ge=1)
@@ -124,6 +124,8 @@ _KNOWN_FIELDS = frozenset({"keys", *Key.model_fields})
 def read_keyring(path: Path) -> Keyring:
     """The keys in a file. Raises KeysFileError if it can't be used; a file that says outright "no keys" can."""
     try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for whoever writes into it
+            raise KeysFileError(f"{path}: is no regular file; expected the file `make keys NAME=app1` writes")
         content = path.read_bytes()
     except OSError as error:
         raise KeysFileError(f"{path}: {error.strerror}; expected the file `make keys NAME=app1` writes") from None

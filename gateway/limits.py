@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from gateway.protocol import Envelope, PromptSize
 
+MOST_CHARS_A_TOKEN = 12  # beyond it a prompt is no text
+
 
 class TokenEstimator:
     """Prompt tokens from text sizes, learned from the usage that engines return.
@@ -39,6 +41,8 @@ class TokenEstimator:
         """Learn from one answer's usage."""
         if not size.chars or size.ids or prompt_tokens <= 0:
             return
+        if prompt_tokens * MOST_CHARS_A_TOKEN < size.chars:
+            return  # a run of spaces or the like: true, and no measure for anybody's next prompt
         # Unrolled: this runs once a request.
         x0, x1, x2 = size.prompts / prompt_tokens, size.chars / prompt_tokens, size.extra_bytes / prompt_tokens
         (p00, p01, p02), (_, p11, p12), (_, _, p22) = self._covariance
@@ -47,7 +51,8 @@ class TokenEstimator:
         g2 = p02 * x0 + p12 * x1 + p22 * x2
         scale = 1.0 / (1.0 + x0 * g0 + x1 * g1 + x2 * g2)
         w0, w1, w2 = self.weights
-        error = (1.0 - w0 * x0 - w1 * x1 - w2 * x2) * scale
+        # Clipped: one strange prompt, or one strange engine, moves everybody's estimate a little at most.
+        error = max(-0.5, min(0.5, 1.0 - w0 * x0 - w1 * x1 - w2 * x2)) * scale
         # Never below zero: no text makes a prompt shorter.
         self.weights = [max(0.0, w0 + g0 * error), max(0.0, w1 + g1 * error), max(0.0, w2 + g2 * error)]
         u0, u1, u2 = self.UNCERTAINTY
@@ -58,9 +63,16 @@ class TokenEstimator:
         self._covariance = [[p00, p01, p02], [p01, p11, p12], [p02, p12, p22]]
 
 
-def request_cost(envelope: Envelope, estimator: TokenEstimator, assumed_answer_tokens: int) -> int:
-    """Tokens of KV cache a request may come to occupy: its prompts plus every choice's full answer."""
+def request_cost(
+    envelope: Envelope, estimator: TokenEstimator, assumed_answer_tokens: int, max_model_len: int | None = None
+) -> int:
+    """Tokens of KV cache a request may come to occupy: its prompts plus every choice's full answer.
+
+    No answer is longer than `max_model_len`: who asks for more gets the engine's 400, and must not be billed for it.
+    """
     answer = assumed_answer_tokens if envelope.max_tokens is None else envelope.max_tokens
+    if max_model_len is not None:
+        answer = min(answer, max_model_len)
     return estimator.estimate(envelope.size) + envelope.size.prompts * envelope.n * answer
 
 

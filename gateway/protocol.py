@@ -5,6 +5,7 @@ own spelling of everything else survives even then.
 """
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +35,15 @@ class Kind(enum.Enum):
 
 HOT_ROUTES: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 
+MOST_INTEGER = 2**31 - 1
+# The one field of each dialect that its engine route reads; chat has two, the newer one first.
+_ANSWER_LIMITS = {
+    Kind.CHAT: ("max_completion_tokens", "max_tokens"),
+    Kind.COMPLETIONS: ("max_tokens",),
+    Kind.RESPONSES: ("max_output_tokens",),
+    Kind.MESSAGES: ("max_tokens",),
+    Kind.EMBEDDINGS: (),
+}
 # vLLM's own default when a completion names no max_tokens (OpenAI's too).
 COMPLETION_DEFAULT_MAX_TOKENS = 16
 # Content parts without media, in all served dialects. Every other type is refused: new ways to make an engine fetch
@@ -90,6 +100,7 @@ class Envelope:
 
 def parse(kind: Kind, body: bytes, limits: Limits, policy: Policy) -> Envelope:
     """Read one body. Raises BadRequestError naming the field for whatever could not be served as asked."""
+    _bound(body, limits)
     document = _object(body, limits.max_depth)
     _refuse(document, policy)
     model = document.get("model")
@@ -115,6 +126,28 @@ def with_fields(envelope: Envelope, fields: Mapping[str, Any]) -> bytes:
         return envelope.body
     spliced = splice.add_members if envelope.document.keys().isdisjoint(fields) else splice.set_members
     return spliced(envelope.body, fields)
+
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+
+
+def _bound(body: bytes, limits: Limits) -> None:
+    """Refuse bodies of too many parts before they are parsed: each costs an object, and time of the event loop."""
+    containers, values = _parts(body)
+    if containers > limits.max_containers or values > limits.max_values:
+        containers, values = _parts(_STRING.sub(b"", body))  # what stands inside text does not count
+    for found, most, what in (
+        (containers, limits.max_containers, "objects and lists"),
+        (values, limits.max_values, "values"),
+    ):
+        if found > most:
+            raise BadRequestError(f"the body holds more than {most} {what}", code="invalid_json")
+
+
+def _parts(text: bytes) -> tuple[int, int]:
+    """Objects and lists, and values, in JSON text without strings; an upper bound of both in text with them."""
+    containers = text.count(b"{") + text.count(b"[")
+    return containers, containers + text.count(b",")
 
 
 def _object(body: bytes, max_depth: int) -> Document:
@@ -205,9 +238,10 @@ def _integer(document: Document, name: str, least: int, most: int | None) -> int
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadRequestError(f"{name} must be a whole number", param=name)
+    most = MOST_INTEGER if most is None else most
     if value < least:
         raise BadRequestError(f"{name} must be at least {least}, found {value}", param=name)
-    if most is not None and value > most:
+    if value > most:
         raise BadRequestError(f"{name} may be at most {most} here, found {value}", param=name)
     return value
 
@@ -215,11 +249,11 @@ def _integer(document: Document, name: str, least: int, most: int | None) -> int
 def _max_tokens(kind: Kind, document: Document, limits: Limits) -> int | None:
     if kind is Kind.EMBEDDINGS:
         return 0
-    values = [
-        _integer(document, name, 0 if kind is Kind.COMPLETIONS else 1, limits.max_answer_tokens)
+    values = {
+        name: _integer(document, name, 0 if kind is Kind.COMPLETIONS else 1, limits.max_answer_tokens)
         for name in ("max_completion_tokens", "max_tokens", "max_output_tokens")
-    ]
-    given = next((value for value in values if value is not None), None)
+    }
+    given = next((values[name] for name in _ANSWER_LIMITS[kind] if values[name] is not None), None)
     if given is None and kind is Kind.COMPLETIONS and "max_tokens" not in document:
         return COMPLETION_DEFAULT_MAX_TOKENS
     return given

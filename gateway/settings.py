@@ -160,6 +160,8 @@ class Limits(Section):
         description="An engine's answer that is no stream; one that is larger is broken off, and its client gets 502.",
     )
     max_depth: int = Field(64, ge=4, le=512, description="Nesting of the JSON body.")
+    max_containers: int = Field(10_000, ge=100, description="Objects and lists in the JSON body.")
+    max_values: int = Field(500_000, ge=1000, description="Values in the JSON body, token ids included.")
     max_n: int = Field(16, ge=1, description="Choices per prompt (`n`).")
     max_logprobs: int = Field(20, ge=0, description="`logprobs`, `top_logprobs`, `prompt_logprobs`.")
     max_prompts: int = Field(

@@ -1,12 +1,13 @@
 """Admission decided without a wire: the clock is ours, releases are explicit, nothing sleeps."""
 
 import asyncio
+import contextlib
 import random
 
 import pytest
 
 from gateway.admission import Admission, Lease
-from gateway.errors import OverloadedError
+from gateway.errors import OverloadedError, UpstreamFailedError
 from gateway.keys import Tenant
 from gateway.metrics import Metrics
 from gateway.settings import Admission as AdmissionSettings
@@ -72,15 +73,41 @@ async def test_a_request_larger_than_everything_goes_alone_rather_than_never(clo
     assert await granted(tasks) == 1
 
 
-async def test_a_small_request_does_not_overtake_a_large_one_for_ever(clock: Clock) -> None:
+async def test_a_large_request_stops_nobody_and_is_overtaken_by_its_own_size_at_most(clock: Clock) -> None:
     gate = admission(clock)
     lease = await gate.acquire(ONE, 50, FAR)
-    large = await waiting(gate, ONE, 90)
-    small = await waiting(gate, TWO, 10)
-    assert await granted(small) == 0
+    large = await waiting(gate, TWO, 90)
+    passed = 0
+    for _ in range(12):
+        small = await waiting(gate, ONE, 10)
+        if not await granted(small):
+            break
+        passed += 1
+        small[0].result().close()
+    assert passed == 9
+    assert not large[0].done()
     lease.close()
     assert await granted(large) == 1
+    large[0].result().close()
     assert await granted(small) == 1
+    gate.check_integrity()
+
+
+async def test_nor_does_a_large_request_stop_smaller_ones_of_its_own_key(clock: Clock) -> None:
+    gate = admission(clock)
+    await gate.acquire(ONE, 50, FAR)
+    large = await waiting(gate, ONE, 90)
+    small = await waiting(gate, ONE, 10)
+    assert await granted(small) == 1
+    assert await granted(large) == 0
+
+
+async def test_a_tiny_weight_costs_its_own_key_and_not_the_loop(clock: Clock) -> None:
+    gate = admission(clock)
+    lease = await gate.acquire(ONE, 100, FAR)
+    tasks = await waiting(gate, Tenant("tiny", weight=1e-9), 90)
+    lease.close()  # quanta one by one would take minutes here
+    assert await granted(tasks) == 1
 
 
 async def test_closing_a_lease_twice_gives_back_once(clock: Clock) -> None:
@@ -277,43 +304,71 @@ async def test_a_pause_is_no_saturation(clock: Clock) -> None:
 LIMITED = Tenant("limited", requests_per_minute=2, tokens_per_minute=300, concurrent=1)
 
 
+def charged(gate: Admission, tenant: Tenant, tokens: int) -> None:
+    with gate.charge(tenant, tokens):
+        pass
+
+
 async def test_a_key_is_held_to_its_own_limits(clock: Clock) -> None:
-    gate = admission(clock, capacity_tokens=10_000)
-    lease = await gate.acquire(LIMITED, 100, FAR)
-    with pytest.raises(OverloadedError, match="at once") as refused:
-        await gate.acquire(LIMITED, 100, FAR)
-    assert refused.value.cause == "key_concurrency"
-    lease.close()
-    (await gate.acquire(LIMITED, 100, FAR)).close()
+    gate = admission(clock)
+    with gate.charge(LIMITED, 100):
+        with pytest.raises(OverloadedError, match="at once") as refused:
+            charged(gate, LIMITED, 100)
+        assert refused.value.cause == "key_concurrency"
+    charged(gate, LIMITED, 100)
     with pytest.raises(OverloadedError, match="requests a minute") as refused:
-        await gate.acquire(LIMITED, 100, FAR)
+        charged(gate, LIMITED, 100)
     assert refused.value.retry_after_s == pytest.approx(30)
     clock.now += 30
     with pytest.raises(OverloadedError, match="tokens a minute") as refused:
-        await gate.acquire(LIMITED, 300, FAR)
+        charged(gate, LIMITED, 300)
     assert refused.value.cause == "key_tokens"
-    (await gate.acquire(LIMITED, 100, FAR)).close()  # the refusal above took no request from the allowance
+    charged(gate, LIMITED, 100)  # the refusal above took no request from the allowance
     gate.check_integrity()
 
 
 async def test_a_key_pays_for_the_tokens_it_used_not_for_the_estimate(clock: Clock) -> None:
-    gate = admission(clock, capacity_tokens=10_000)
+    gate = admission(clock)
     frugal = Tenant("frugal", tokens_per_minute=1000)
     for _ in range(5):  # by the estimates, the second would be refused
-        with await gate.acquire(frugal, 600, FAR) as lease:
-            lease.used_tokens = 100
+        with gate.charge(frugal, 600) as charge:
+            charge.used_tokens = 100
     with pytest.raises(OverloadedError, match="tokens a minute"):
-        await gate.acquire(frugal, 600, FAR)
+        charged(gate, frugal, 600)
 
 
 async def test_a_refused_request_costs_its_key_nothing(clock: Clock) -> None:
     gate = admission(clock, capacity_tokens=100, max_queue_tokens=0)
     lease = await gate.acquire(ONE, 100, FAR)
-    limited = Tenant("limited", requests_per_minute=1)
-    with pytest.raises(OverloadedError):
+    limited = Tenant("limited", requests_per_minute=1, tokens_per_minute=100)
+    with pytest.raises(OverloadedError, match="queue is full"), gate.charge(limited, 100):
         await gate.acquire(limited, 100, FAR)
     lease.close()
-    (await gate.acquire(limited, 100, FAR)).close()
+    charged(gate, limited, 100)
+
+
+async def test_an_answer_that_did_not_come_costs_a_request_and_no_tokens(clock: Clock) -> None:
+    gate = admission(clock)
+    limited = Tenant("limited", requests_per_minute=2, tokens_per_minute=100)
+    for _ in range(2):
+        with pytest.raises(UpstreamFailedError), gate.charge(limited, 100):
+            raise UpstreamFailedError("broken")
+    with pytest.raises(OverloadedError, match="requests a minute"):
+        charged(gate, limited, 1)
+
+
+async def test_a_limit_that_comes_while_requests_are_out_counts_only_later_ones(clock: Clock) -> None:
+    gate = admission(clock)
+    free, limited = Tenant("app"), Tenant("app", concurrent=1)
+    with contextlib.ExitStack() as before:
+        for _ in range(3):
+            before.enter_context(gate.charge(free, 10))
+        with gate.charge(limited, 10):
+            before.close()
+            with pytest.raises(OverloadedError):
+                charged(gate, limited, 10)
+    charged(gate, limited, 10)
+    gate.check_integrity()
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -57,6 +57,36 @@ def test_nonsense_usage_does_not_make_prices_negative() -> None:
     assert all(weight >= 0 for weight in estimator.weights)
 
 
+def test_one_strange_answer_moves_the_estimate_by_a_little_at_most() -> None:
+    estimator = TokenEstimator()
+    honest = PromptSize(chars=4000)
+    for _ in range(100):
+        estimator.observe(honest, 1000)
+    for strange in (PromptSize(chars=640_000), PromptSize(chars=90_000)):
+        for _ in range(10):
+            estimator.observe(strange, 8000)
+    assert estimator.estimate(honest) == pytest.approx(1000, rel=0.25)
+
+
+def test_no_answer_is_billed_for_more_than_the_model_can_write() -> None:
+    body = b'{"model":"m","prompt":[1,2,3],"max_tokens":10000000,"n":2}'
+    envelope = parse(Kind.COMPLETIONS, body, Limits(), Policy())
+    assert request_cost(envelope, TokenEstimator(), 256, 8192) == 3 + 2 * 8192
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "tokens"),
+    [
+        (Kind.COMPLETIONS, b'{"model":"m","prompt":[1],"max_tokens":8000,"max_completion_tokens":1}', 8001),
+        (Kind.MESSAGES, b'{"model":"m","messages":[{}],"max_tokens":8000,"max_completion_tokens":1}', 8001),
+        (Kind.RESPONSES, b'{"model":"m","input":[],"max_output_tokens":8000,"max_tokens":1}', 8001),
+        (Kind.CHAT, b'{"model":"m","messages":[{}],"max_completion_tokens":8000,"max_tokens":1}', 8001),
+    ],
+)
+def test_only_the_field_that_the_engine_reads_counts(kind: Kind, body: bytes, tokens: int) -> None:
+    assert request_cost(parse(kind, body, Limits(), Policy()), TokenEstimator(), 256) == tokens
+
+
 @pytest.mark.parametrize(
     ("body", "tokens"),
     [

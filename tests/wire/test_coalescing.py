@@ -133,3 +133,24 @@ async def test_nobody_joins_a_flight_that_is_being_called_off(up: Running, engin
     while engine.asked(CHAT)[0].aborted_s is None:
         await asyncio.sleep(0.001)
     assert (await up.chat("same", temperature=0)).status_code == 200
+
+
+async def test_who_shares_a_call_is_still_held_to_its_keys_limits(engine: FakeEngine, tmp_path: Path) -> None:
+    headers = keys_file(tmp_path / "keys.json", limited={"concurrent": 2})
+    async with serve([engine.url], auth={"disabled": False, "keys_file": str(tmp_path / "keys.json")}) as up:
+        engine.script(CHAT, Script(delay_s=0.4))
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "same"}], "temperature": 0}
+        answers = await asyncio.gather(*(up.client.post(CHAT, json=body, headers=headers["limited"]) for _ in range(6)))
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429, 429]
+        assert (await up.client.post(CHAT, json=body, headers=headers["limited"])).status_code == 200
+        await up.settled()
+
+
+async def test_a_flight_with_little_time_left_is_not_joined(engine: FakeEngine) -> None:
+    async with serve([engine.url], timeouts={"total_s": 1.0}) as up:
+        engine.script(CHAT, Script(delay_s=0.9))
+        first = asyncio.create_task(up.chat("same", temperature=0))
+        await asyncio.sleep(0.6)  # the claim is about time: more than half of total_s has passed
+        second = await up.chat("same", temperature=0)
+        assert (second.status_code, (await first).status_code) == (200, 200)
+        assert len(engine.asked(CHAT)) == 2

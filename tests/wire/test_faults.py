@@ -94,6 +94,7 @@ async def test_what_reached_the_engine_is_never_sent_twice(
     engine.script(COMPLETIONS, script)
     answer = await up.completion("p")
     assert answer.status_code == status
+    assert await up.metric("gateway_upstream_failures_total") == (1 if status >= 500 else 0)
     if "Retry-After" in script.headers:
         assert answer.headers["retry-after"] == "7"
     assert len(engine.asked(COMPLETIONS)) == 1

@@ -1,6 +1,7 @@
 """Overload: refused early, truthfully and without the engine noticing; fair between keys; patient with a restart."""
 
 import asyncio
+import io
 import json
 import statistics
 import time
@@ -222,6 +223,51 @@ async def test_a_key_that_is_over_its_own_limit_is_told_so_and_others_are_not_to
         assert (await first).status_code == 200
         assert await up.metric("gateway_shed_total", cause=cause, tenant="limited") == 1
         assert [seen.json["prompt"] for seen in engine.asked(COMPLETIONS)] == ["first", "other"]
+
+
+async def test_a_request_that_got_no_answer_costs_its_key_no_tokens(engine: FakeEngine, tmp_path: Path) -> None:
+    headers = keys_file(tmp_path / "keys.json", limited={"tokens_per_minute": 1000})
+    async with serve([engine.url], auth={"disabled": False, "keys_file": str(tmp_path / "keys.json")}) as up:
+        too_long = await ask(up, "typo", headers["limited"], max_tokens=10_000_000)
+        assert too_long.status_code == 400
+        engine.script(COMPLETIONS, Script(reset_before_answer=True))
+        assert (await ask(up, "unlucky", headers["limited"], max_tokens=900)).status_code == 502
+        assert (await ask(up, "normal", headers["limited"], max_tokens=900)).status_code == 200
+
+
+async def test_a_request_that_does_not_fit_yet_stops_no_other_key(tmp_path: Path) -> None:
+    headers = keys_file(tmp_path / "keys.json", long={}, large={}, small={})
+    auth = {"disabled": False, "keys_file": str(tmp_path / "keys.json")}
+    async with FakeEngine(kv_tokens=10_000) as engine, serve([engine.url], auth=auth) as up:
+        engine.script(COMPLETIONS, Script(delay_s=2))
+        long = asyncio.create_task(ask(up, "long", headers["long"]))
+        while not engine.asked(COMPLETIONS):
+            await asyncio.sleep(0.001)
+        large = asyncio.create_task(ask(up, "large", headers["large"], max_tokens=8000, n=2))
+        await queued(up, 1)
+        async with asyncio.timeout(1.5):
+            for i in range(3):
+                assert (await ask(up, f"small {i}", headers["small"], max_tokens=20)).status_code == 200
+        assert not large.done()
+        await asyncio.gather(long, large)
+
+
+async def test_a_body_of_millions_of_parts_is_refused_before_it_costs_anything(up: Running) -> None:
+    body = b'{"model":"no-such-model","messages":[' + b"{}," * 2_000_000 + b"{}]}"
+    begin = time.process_time()
+    async with aiohttp.ClientSession() as session:
+        answer = await session.post(
+            up.url + "/v1/chat/completions", data=io.BytesIO(body), headers={"Content-Type": "application/json"}
+        )
+    assert answer.status == 400
+    assert "objects and lists" in (await answer.json())["error"]["message"]
+    assert time.process_time() - begin < 1.0  # client, engine and gateway together; parsing alone took 5 s
+
+
+async def test_a_prompt_full_of_brackets_and_commas_is_only_text(up: Running) -> None:
+    assert (await up.completion("[{,}]" * 200_000, max_tokens=1)).status_code in (200, 400)
+    answer = await up.completion("[{,}]" * 200_000, max_tokens=1)
+    assert "objects and lists" not in answer.text
 
 
 # -- the waiting room --------------------------------------------------------------------------------------------------
