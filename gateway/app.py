@@ -49,7 +49,9 @@ class Gateway:
         self.tracing = make_tracing(settings.tracing)
         self.ledger = Ledger(settings.ledger.path, self.metrics) if settings.ledger.path else None
         app = _dispatch(self.inference, cold)
-        self.edge = Edge(app, settings, self.authenticator, self.metrics, clock, self.tracing, self._ended)
+        self.edge = Edge(
+            app, settings, self.authenticator, self.metrics, clock, self.tracing, self._ended, self._serves
+        )
         health.edge = self.edge
         self.health = health
         self.public: App = self.edge
@@ -71,11 +73,13 @@ class Gateway:
         await self._stack.aclose()
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Refuse what is new and wait until what is in flight has ended; cut the rest off after timeouts.drain_s.
+        """Refuse what is new or still being uploaded, and wait until what is in flight has ended; cut the rest off
+        after timeouts.drain_s.
 
         `hurry` ends the waiting: a second signal.
         """
         self.edge.draining = True
+        self.edge.cut(uploads_only=True)
         waits = [asyncio.create_task(event.wait()) for event in (self.edge.idle, hurry)]
         try:
             await asyncio.wait(waits, timeout=self.settings.timeouts.drain_s, return_when=asyncio.FIRST_COMPLETED)
@@ -95,8 +99,10 @@ class Gateway:
 
     def _ended(self, exchange: Exchange) -> None:
         if self.ledger is not None:
-            known = exchange.model in self.settings.aliases or self.replicas.knows(exchange.model)
-            self.ledger.record(exchange, exchange.model if known else "")
+            self.ledger.record(exchange, exchange.model)
+
+    def _serves(self, model: str) -> bool:
+        return model in self.settings.aliases or self.replicas.knows(model)
 
     def _replicas_changed(self) -> None:
         # While every engine is away the last figure stays: the waiting room still has to be bounded.

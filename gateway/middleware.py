@@ -42,7 +42,8 @@ _FIT_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class Edge:
     """Wraps the public app. `draining` is set once, at shutdown; `idle` is set while no request is open.
 
-    `on_end` is told of every request that ended, whatever became of it.
+    `on_end` is told of every request that ended, whatever became of it. `serves` tells whether a model is one of ours:
+    any other name is the client's own words, a mistaken key for instance, and goes into no log, span or count.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Edge:
         clock: Callable[[], float],
         tracing: Tracing,
         on_end: Callable[[Exchange], None],
+        serves: Callable[[str], bool],
     ) -> None:
         self._app = app
         self._authenticator = authenticator
@@ -65,10 +67,11 @@ class Edge:
         self._clock = clock
         self._tracing = tracing
         self._on_end = on_end
+        self._serves = serves
         self._origins = frozenset(origin.encode() for origin in settings.cors.allow_origins)
         self._log = settings.logs.access and settings.logs.level in ("DEBUG", "INFO")
-        self._tasks: set[asyncio.Task[Any]] = set()  # one for each request that has come and not ended
-        self._cut = False
+        self._tasks: dict[asyncio.Task[Any], Exchange] = {}  # one for each request that has come and not ended
+        self._cut: set[asyncio.Task[Any]] = set()  # those of them that `cut` ended
         self.draining = False
         self.idle = asyncio.Event()
         self.idle.set()
@@ -77,11 +80,16 @@ class Edge:
     def open(self) -> int:
         return len(self._tasks)
 
-    def cut(self) -> None:
-        """End every open request now: an error where nothing was sent yet, an error event in a stream."""
-        self._cut = True
-        for task in self._tasks:
-            task.cancel()
+    def cut(self, *, uploads_only: bool = False) -> None:
+        """End every open request now: an error where nothing was sent yet, an error event in a stream.
+
+        `uploads_only`: those that are not here in full, and may not be for long.
+        """
+        for task, exchange in self._tasks.items():
+            uploading = exchange.route in HOT_ROUTES and exchange.phase == "reading" and not exchange.model
+            if uploading or not uploads_only:
+                self._cut.add(task)
+                task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,7 +99,7 @@ class Edge:
         self._tracing.begin(exchange, scope["headers"])
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self._tasks[task] = exchange
         self.idle.clear()
         extra = [(b"x-request-id", exchange.request_id.encode())]
         origin = self._allowed_origin(scope)
@@ -121,7 +129,7 @@ class Edge:
         except GatewayError as error:
             await self._refuse(error, exchange, outward, started)
         except asyncio.CancelledError:
-            if not self._cut:
+            if task not in self._cut:
                 exchange.status = exchange.status or 499
                 raise
             task.uncancel()
@@ -131,7 +139,8 @@ class Edge:
             logger.exception("unexpected failure", extra={"fields": {"request_id": exchange.request_id}})
             await self._refuse(GatewayError("the gateway failed unexpectedly"), exchange, outward, started)
         finally:
-            self._tasks.discard(task)
+            del self._tasks[task]
+            self._cut.discard(task)
             if not self._tasks:
                 self.idle.set()
             self._finish(exchange)
@@ -181,6 +190,9 @@ class Edge:
 
     def _finish(self, exchange: Exchange) -> None:
         now = self._clock()
+        model = exchange.model
+        if model and not self._serves(model):
+            model, exchange.model = "unknown", ""
         try:
             try:
                 self._count(exchange, now)
@@ -190,7 +202,7 @@ class Edge:
         except Exception:  # a figure that a metric refuses must cost neither the ledger's entry nor the log's line
             logger.exception("counting a request failed", extra={"fields": {"request_id": exchange.request_id}})
         if self._log and exchange.route not in OPEN_PATHS:
-            write_access(_access_fields(exchange, now))
+            write_access(_access_fields(exchange, model, now))
 
     def _count(self, exchange: Exchange, now: float) -> None:
         metrics, route, tenant = self._metrics, exchange.route, exchange.tenant_label
@@ -237,13 +249,13 @@ def _exchange(scope: Scope, now: float) -> Exchange:
     return Exchange(fresh, fresh, now, route)
 
 
-def _access_fields(exchange: Exchange, now: float) -> dict[str, Any]:
+def _access_fields(exchange: Exchange, model: str, now: float) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "request_id": exchange.request_id,
         "route": exchange.route,
         "status": exchange.status,
         "tenant": exchange.tenant_label,
-        "model": exchange.model[:200],  # the client's words, until an engine is found for them
+        "model": model,
         "replica": exchange.replica,
         "ms": round((now - exchange.arrived_s) * 1000, 1),
         "prompt_tokens": exchange.prompt_tokens,

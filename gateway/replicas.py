@@ -28,6 +28,8 @@ from gateway.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+MODELS_LOOKS = 10  # looks between two readings of a ready engine's models: adapters come and go while it runs
+
 
 class State(enum.StrEnum):
     DOWN = enum.auto()
@@ -50,6 +52,7 @@ class Replica:
     capacity_tokens: int | None = None
     in_flight: int = 0
     missed_looks: int = 0  # in a row, by silence
+    looks: int = 0  # since its models were read
     drain_requested: bool = False
 
     def __repr__(self) -> str:
@@ -210,6 +213,9 @@ class Replicas:
             replica.progress = ForwardProgress(self._settings.timeouts.stall_s)
             self._set(replica, State.WARMING, "it answers /health, a first token is awaited")
         await self._read_metrics(replica)
+        replica.looks += 1
+        if replica.state in (State.READY, State.DRAINING) and replica.looks >= MODELS_LOOKS:
+            await self._read_models(replica)  # where that fails, the list we have stands
         if replica.state is State.WARMING:
             obstacle = await self._read_models(replica) or await self._warm_up(replica)
             if obstacle:
@@ -237,6 +243,7 @@ class Replicas:
 
     async def _read_models(self, replica: Replica) -> str | None:
         """Learn what the engine serves; what stands in the way of that, if anything."""
+        replica.looks = 0
         try:
             answer = await self._client.get(f"{replica.url}/v1/models")
         except httpx.HTTPError as error:

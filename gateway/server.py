@@ -1,11 +1,14 @@
 """Uvicorn's HTTP/1.1 protocol, stricter where a public port needs it. What is refused here never reaches an app.
 
-- Framing that can't be read, or can be read in two ways (Content-Length beside Transfer-Encoding): 400.
+- Framing that can't be read, or can be read in two ways (Content-Length beside Transfer-Encoding): 400. Likewise an
+  HTTP/1.1 request without a Host, or with two.
 - A head or trailer larger than limits.max_head_bytes: 431. A head that is not complete after timeouts.head_s: 408.
 - A body that is still owed timeouts.body_s after its request was answered (refused, as a rule): closed.
 - A client that takes nothing, or acknowledges nothing, for timeouts.idle_s is cut off, whatever it asked for.
 - One request at a time. Uvicorn would queue a pipelined one and stop reading, and a client that leaves then goes
   unnoticed; here it is not read, and the connection closes after the answer under way, as HTTP allows.
+- A client that speaks HTTP/1.0 (nginx does to what is behind it, unless told otherwise) knows no chunks: its stream
+  goes out as it is, and ends where the connection does.
 - An offer to upgrade (Java's HTTP client makes one with its first request) is declined by answering in HTTP/1.1;
   the parser alone would lose the body.
 
@@ -30,6 +33,31 @@ _UPGRADE_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 class _PipelinedError(Exception):
     """Stops the parser: the bytes belong to a request that came before its turn."""
+
+
+class _HostError(Exception):
+    """Stops the parser: HTTP/1.1 asks for one Host."""
+
+
+def _unframed(app: Any, cycle: RequestResponseCycle) -> Any:
+    """The app as an HTTP/1.0 client needs it: Uvicorn's cycle is told that no answer of unknown length has chunks."""
+
+    async def plain(scope: Any, receive: Any, send: Any) -> None:
+        unknown_length = False
+
+        async def unframed(message: Any) -> None:
+            nonlocal unknown_length
+            if message["type"] == "http.response.start":
+                unknown_length = all(name.lower() != b"content-length" for name, _ in message["headers"])
+                if unknown_length:
+                    cycle.chunked_encoding = False
+            elif unknown_length:
+                cycle.expected_content_length = len(message.get("body", b""))  # the cycle counts what it still owes
+            await send(message)
+
+        await app(scope, receive, unframed)
+
+    return plain
 
 
 class StrictProtocol(HttpToolsProtocol):
@@ -64,17 +92,29 @@ class StrictProtocol(HttpToolsProtocol):
         if self._deaf:
             return
         self._unset_keepalive_if_required()
+        while data and not self._deaf:
+            # No more at once than a head may still take, or the parser would see its end before it is found too large.
+            room = self.max_head_bytes - self._unplaced_bytes
+            if room > 0:
+                self._feed(data[:room])
+                data = data[room:]
+            else:
+                self._refuse(HeadTooLargeError(f"the request's head has more than {self.max_head_bytes} bytes"))
+        if self._deaf:
+            return
+        if self._timer is None and (self._in_head or self._between_requests()):  # stray line ends count as a head
+            self._timer = self.loop.call_later(self.head_s, self._head_overdue)
+
+    def _feed(self, data: bytes) -> None:
         self._unplaced_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
             self._decline_upgrade(data[offer.args[0] :])
-        except httptools.HttpParserError:
-            self._refuse(BadRequestError("the request is not valid HTTP/1.1", code="invalid_http"))
-        if self._unplaced_bytes > self.max_head_bytes and not self._deaf:
-            self._refuse(HeadTooLargeError(f"the request's head has more than {self.max_head_bytes} bytes"))
-        elif self._timer is None and (self._in_head or self._between_requests()):  # stray line ends count as a head
-            self._timer = self.loop.call_later(self.head_s, self._head_overdue)
+        except httptools.HttpParserError as error:
+            of_host = isinstance(error.__context__, _HostError)
+            why = "an HTTP/1.1 request needs one Host header" if of_host else "the request is not valid HTTP/1.1"
+            self._refuse(BadRequestError(why, code="invalid_http"))
 
     # -- the parser's callbacks ----------------------------------------------------------------------------------------
 
@@ -93,8 +133,13 @@ class StrictProtocol(HttpToolsProtocol):
         self._unplaced_bytes = 0
         if self._timer is not None:
             self._cancel_timer()
+        if [name for name, _ in self.headers].count(b"host") != 1 and self.parser.get_http_version() == "1.1":
+            raise _HostError
         if not self.parser.should_upgrade():
             super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        super()._start_asgi_task(cycle, app if cycle.scope["http_version"] == "1.1" else _unframed(app, cycle))
 
     def on_body(self, body: bytes) -> None:
         self._unplaced_bytes = 0

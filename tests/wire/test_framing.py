@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.fakes.engine import FakeEngine, Script
+from gateway import sse
+from tests.fakes.engine import MODEL, FakeEngine, Script
 from tests.wire.conftest import Running, renewing, serve
 from tests.wire.talking import (
     COMPLETIONS,
@@ -48,6 +49,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
         pytest.param(b"POST /v1/completions HTTP/1.1\r\nx-a: 1\r\n folded\r\n\r\n", id="folded header"),
         pytest.param(b"POST /v1/completions HTTP/1.1\r\nx-a: 1\x00\r\n\r\n", id="NUL in a header"),
         pytest.param(b"POST /v1/\xff HTTP/1.1\r\nhost: gateway\r\n\r\n", id="path that is no ASCII"),
+        pytest.param(b"GET /healthz HTTP/1.1\r\nx-a: 1\r\n\r\n", id="no host"),
+        pytest.param(b"GET /healthz HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", id="two hosts"),
         pytest.param(b"CONNECT example.com:443 HTTP/1.1\r\nhost: example.com\r\n\r\n", id="CONNECT"),
     ],
 )
@@ -74,6 +77,46 @@ async def test_a_head_beyond_the_limit_is_431_and_is_not_buffered(head: bytes, u
     assert status == 431
     assert headers["connection"] == "close"
     assert envelope(document)["code"] == "headers_too_large"
+
+
+@pytest.mark.parametrize(("beyond", "expected"), [(0, 200), (1, 431), (5000, 431)])
+@pytest.mark.parametrize("cut", [None, 1000, 60_000], ids=["one write", "cut early", "cut late"])
+async def test_the_limit_of_the_head_is_exact_however_it_comes(
+    beyond: int, expected: int, cut: int | None, up: Running
+) -> None:
+    begin, end = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-a: ", b"\r\n\r\n"
+    head = begin + b"a" * (65536 + beyond - len(begin) - len(end)) + end
+    async with connected(up) as (reader, writer), asyncio.timeout(10):
+        writer.write(head[:cut])
+        if cut is not None:
+            await asyncio.sleep(0.02)  # so that it is likely to be read in two
+            writer.write(head[cut:])
+        assert (await read_answer(reader))[0] == expected
+
+
+async def test_a_host_may_be_missing_in_http_1_0_and_its_answer_is_no_chunk(up: Running) -> None:
+    async with connected(up) as (reader, writer), asyncio.timeout(10):
+        writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert b"\r\ncontent-length: 15" in head
+    assert body == b'{"status":"ok"}'
+
+
+@pytest.mark.parametrize("script", [Script(), Script(reset_after=2)], ids=["whole", "broken"])
+async def test_a_stream_to_an_http_1_0_client_has_no_chunks_and_ends_with_the_connection(
+    script: Script, up: Running, engine: FakeEngine
+) -> None:
+    engine.script(COMPLETIONS, script)
+    request = request_bytes({"model": MODEL, "prompt": "hello", "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0")
+    async with connected(up) as (reader, writer), asyncio.timeout(10):
+        writer.write(request)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"content-length" not in head
+    assert b"connection: close" in head
+    events = sse.split(body)
+    assert all(event.startswith((b"data: {", b"data: [DONE]")) for event in events)
+    assert events[-1] == b"data: [DONE]\n\n" if script.reset_after is None else b'"error"' in events[-1]
 
 
 async def test_many_small_headers_beyond_the_limit_are_431(up: Running) -> None:

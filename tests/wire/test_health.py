@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gateway.replicas import State
-from tests.fakes.engine import FakeEngine, Script
+from tests.fakes.engine import MODEL, FakeEngine, Script
 from tests.wire.conftest import Running, serve, until
 
 FAST = {"health": {"idle_probe_s": 0.2}, "timeouts": {"stall_s": 1.0, "reload_wait_s": 0.2}}
@@ -242,3 +242,28 @@ async def test_a_client_that_leaves_a_hung_engine_frees_its_place() -> None:
 
 
 _CHAT = {"model": "fake-8b", "messages": [{"role": "user", "content": "x"}]}
+
+
+async def test_a_model_that_an_engine_loads_or_unloads_while_it_runs_is_followed(
+    engine: FakeEngine, up: Running
+) -> None:
+    async def asked() -> int:
+        return (await up.completion("p", model="adapter")).status_code
+
+    assert await asked() == 404
+    engine.models = (MODEL, "adapter")
+
+    async def is_served() -> bool:
+        return await asked() == 200
+
+    await until(is_served)
+    engine.models_page = "<html>"  # a list that can't be read changes nothing
+    await asyncio.sleep(1)
+    assert await asked() == 200
+    engine.models_page, engine.models = None, (MODEL,)
+
+    async def is_gone() -> bool:
+        return await asked() == 404
+
+    await until(is_gone)
+    assert (await up.completion("p")).status_code == 200

@@ -4,14 +4,17 @@ import asyncio
 import datetime
 import hashlib
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from scripts import keys
 from tests.fakes.engine import FakeEngine
 from tests.wire.conftest import Running, serve, until
+from tests.wire.process import started
 from tests.wire.test_security import keys_file, raw, with_key
 
 QUICK_RELOAD = {"disabled": False, "reload_s": 0.05}
@@ -125,6 +128,19 @@ CREDENTIALS = [
     (b"Authorization: Bearer sk-canary-first\r\nX-Api-Key: sk-canary-first\r\n", 401),
     (b"X-Api-Key: \r\n", 401),
 ]
+
+
+async def test_a_pipe_in_the_keys_files_place_is_refused_and_stops_nobody(engine: FakeEngine, file: Path) -> None:
+    settings = {"auth__disabled": None, "auth__keys_file": file, "auth__reload_s": 0.05}
+    async with started([engine.url], **settings) as gateway, httpx.AsyncClient(trust_env=False, timeout=3) as client:
+        await gateway.serving()
+        os.mkfifo(file.with_name("pipe"))
+        file.with_name("pipe").replace(file)
+        await until(lambda: "the keys file is unusable, the old keys stay in force" in gateway.events(), within_s=5)
+        assert (await client.get(f"{gateway.url}/v1/models", headers=with_key("first"))).status_code == 200
+    async with started([engine.url], **settings) as gateway:
+        assert await gateway.ended(10) == 1
+        assert "is no regular file; expected the file `make keys NAME=app1` writes" in "".join(gateway.unparsed)
 
 
 async def test_odd_credentials_are_401_in_json_and_never_500(guarded: Running) -> None:

@@ -89,6 +89,9 @@ async def test_canaries_appear_nowhere(engine: FakeEngine, tmp_path: Path, level
                 answer = await client.post(f"{gateway.url}{path}", **request)
                 if answer.status_code >= 400:
                     errors.append(answer.text)
+        mistaken = {**requests()[0], "json": {**requests()[0]["json"], "model": KEY}}  # its answer quotes it, no more
+        for path in ("/v1/chat/completions", "/v1/completions"):
+            assert (await client.post(f"{gateway.url}{path}", **mistaken)).status_code in (400, 404)
         for fault in FAULTS:
             engine.script("/v1/chat/completions", fault)
             answer = await client.post(f"{gateway.url}/v1/chat/completions", **requests()[0])

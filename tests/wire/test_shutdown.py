@@ -186,3 +186,30 @@ async def test_it_starts_before_its_engine_and_serves_once_there_is_one(client: 
         gateway.signal(signal.SIGTERM)
         assert await gateway.ended() == 0
         gateway.assert_no_traceback()
+
+
+async def test_an_unfinished_upload_gets_503_at_once_and_holds_up_nothing(
+    engine: FakeEngine, client: httpx.AsyncClient
+) -> None:
+    engine.default = Script(token_s=0.1)
+    async with started([engine.url]) as gateway:
+        await ready(gateway, client)
+        stream = Reader(client, gateway.url)
+        await stream.began.wait()
+        reader, writer = await asyncio.open_connection(*gateway.url.removeprefix("http://").split(":"))
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: 1000\r\nexpect: 100-continue\r\n\r\n"
+        )
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        writer.write(b"{")
+        gateway.signal(signal.SIGTERM)
+        async with asyncio.timeout(1):
+            head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert not stream.task.done()
+        await stream.task
+        assert stream.events[-1] == b"[DONE]"
+        assert await gateway.ended(5) == 0
+        gateway.assert_no_traceback()
+        writer.close()
