@@ -14,6 +14,7 @@ Nothing calls back upwards; failures rise as GatewayError to the edge.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,7 @@ from gateway.errors import (
     BadRequestError,
     OverloadedError,
     UnavailableError,
+    UpstreamFailedError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
@@ -68,6 +70,7 @@ class Inference:
         self._clock = clock
         self._room = BodyRoom(settings.limits.max_arriving_bytes)
         self.estimator = TokenEstimator()
+        self._issued = _Issued()
         self.batcher = MicroBatcher(settings.batching, metrics, self._send_merged, clock)
         self.coalescer = Coalescer(metrics, self._serve, clock, settings.timeouts.total_s / 2)
 
@@ -210,6 +213,7 @@ class Inference:
                     await relay.run(deadline, hide_usage=hide_usage)
                     return
                 reply = await read_whole(answer, envelope.kind)
+                self._issued.require_own(reply, exchange.upstream_id)
             finally:
                 answer.close()
         if reply.status == 500 and carries_grammar(envelope):
@@ -223,6 +227,7 @@ class Inference:
 
     async def _first_byte(self, url: str, body: bytes, exchange: Exchange, stream: bool) -> Answer:
         headers = _headers(exchange.upstream_id, exchange.trace)
+        self._issued.note(exchange.upstream_id)
         if not stream:  # its headers come with the whole answer, so only the request's deadline limits them
             return await self._upstream.post(url, body, headers)
         limit_s = self._settings.timeouts.first_byte_s
@@ -243,8 +248,11 @@ class Inference:
         assert isinstance(target, Replica)
         with self._calling(target):
             headers = _headers(upstream_id)  # no trace context: the call belongs to several
+            self._issued.note(upstream_id)
             answer: Answer = await self._upstream.post(target.url + kind.value, body, headers)
-            return await read_whole(answer, kind)
+            reply = await read_whole(answer, kind)
+            self._issued.require_own(reply, upstream_id)
+            return reply
 
     @contextmanager
     def _calling(self, replica: Replica) -> Iterator[None]:
@@ -267,6 +275,28 @@ class Inference:
         if self._settings.policy.engine_priority:
             fields["priority"] = tenant.priority
         return fields
+
+
+class _Issued:
+    """Ids given to engines lately. vLLM builds an answer's id from its request's; one that carries another request's id
+    came over a connection that an engine or a proxy confused, and must reach nobody."""
+
+    KEPT = 4096
+    _ID = re.compile(rb'"id":\s?"(?:chatcmpl|cmpl|embd)-([A-Za-z0-9._-]+)"')
+
+    def __init__(self) -> None:
+        self._ids: dict[bytes, None] = {}
+
+    def note(self, upstream_id: str) -> None:
+        self._ids[upstream_id.encode()] = None
+        if len(self._ids) > self.KEPT:
+            del self._ids[next(iter(self._ids))]
+
+    def require_own(self, reply: Reply, upstream_id: str) -> None:
+        """Raises UpstreamFailedError for an answer to another request of ours."""
+        found = self._ID.search(reply.body, 0, 512)
+        if found is not None and found[1] != upstream_id.encode() and found[1] in self._ids:
+            raise UpstreamFailedError("the engine sent the answer to another request")
 
 
 def _headers(upstream_id: str, trace: Mapping[str, str] | None = None) -> dict[str, str]:

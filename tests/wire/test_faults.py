@@ -232,3 +232,13 @@ async def test_a_request_leaves_no_ring_of_references_behind(up: Running, stream
         gc.garbage.clear()
         gc.enable()
     assert not ours, ours
+
+
+async def test_an_answer_to_another_request_reaches_nobody(up: Running, engine: FakeEngine) -> None:
+    first = await up.completion("mine")
+    confused = Script(body=first.content, headers={"Content-Type": "application/json"})
+    engine.script(COMPLETIONS, confused)
+    second = await up.completion("somebody else's")
+    assert second.status_code == 502
+    assert first.json()["choices"][0]["text"] not in second.text
+    assert (await up.completion("somebody else's")).status_code == 200
