@@ -59,6 +59,21 @@ class Compose:
             raise ComposeError(reason(done.stderr) or f"docker compose {arguments[0]}: exit code {done.returncode}")
         return done.stdout
 
+    def show(self, *arguments: str) -> None:
+        """Runs it with its own output on the terminal: it draws progress better. Raises ComposeError."""
+        code = subprocess.run(self.command(*arguments), cwd=ROOT, env=os.environ | self.env, check=False).returncode
+        if code != 0:
+            raise ComposeError(f"docker compose {arguments[0]} failed; its last lines above say why")
+
+    def missing_images(self) -> tuple[list[str], list[str]]:
+        """Images of the chosen profiles that are not on this machine: those built here, and those to pull."""
+        services = json.loads(self.run("config", "--format", "json"))["services"].values()
+        inspect = ["docker", "image", "inspect", "--format", "{{.Id}}"]
+        names = sorted({service["image"] for service in services})
+        missing = [name for name in names if self._run([*inspect, name]).returncode != 0]
+        built = {service["image"] for service in services if "build" in service}
+        return [name for name in missing if name in built], [name for name in missing if name not in built]
+
     def containers(self) -> list[Container]:
         """All of this project, stopped ones too. Raises ComposeError."""
         ids = self.run("ps", "-aq").split()

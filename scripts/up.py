@@ -111,8 +111,15 @@ class Up:
             raise
 
     def _start(self) -> None:
-        self._terminal.line("images      are built where sources changed")
-        self._compose.run("build", "--quiet")
+        to_build, to_pull = self._compose.missing_images()
+        self._terminal.line(f"images      builds {', '.join(to_build) or 'what changed'}")
+        if to_build:
+            self._compose.show("build")
+        else:
+            self._compose.run("build", "--quiet")
+        if to_pull:  # after the build: one image may be of another service's making
+            self._terminal.line(f"images      pulls {', '.join(to_pull)}")
+            self._compose.show("pull", "--ignore-buildable", "--policy", "missing")
         self._compose.run("up", "--detach", "--remove-orphans")
         self._wait()
 

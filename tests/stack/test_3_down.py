@@ -60,13 +60,15 @@ def test_too_little_memory_is_named(stack: Stack, summary: dict[str, Any]) -> No
 
 def test_a_mistake_in_the_settings_stops_it_before_anything_starts(stack: Stack) -> None:
     """A misspelt name in .env, a profile and a model that are not there: one message each, and nothing to take back."""
+    absent = "model: /models/absent/current\nmax-model-len: 2048\nkv-cache-memory-bytes: 512M\n"
+    (stack.root / "configs/engine/absent.cpu.yaml").write_text(absent, encoding="utf-8")
     path = stack.root / ".env"
     good = path.read_text(encoding="utf-8")
     try:
         for right, wrong, told in (
             ("GATEWAY_PORT=", "GATEWAY_PROT=", "did you mean GATEWAY_PORT?"),
             ("ENGINE_PROFILE=smollm2-135m", "ENGINE_PROFILE=smollm2-135", "smollm2-135.cpu.yaml"),
-            ("MODELS_DIR=", f"MODELS_DIR={stack.root}/configs #", "MODELS_DIR"),
+            ("ENGINE_PROFILE=smollm2-135m.cpu", "ENGINE_PROFILE=absent.cpu", "models/absent/current does not exist"),
         ):
             assert good.count(f"\n{right}") == 1
             path.write_text(good.replace(f"\n{right}", f"\n{wrong}"), encoding="utf-8")
