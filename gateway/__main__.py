@@ -24,7 +24,7 @@ import uvicorn
 
 from gateway.app import Gateway
 from gateway.client import App
-from gateway.logs import configure
+from gateway.logs import LineWriter, configure
 from gateway.server import protocol_for
 from gateway.settings import Settings, SettingsError, load
 
@@ -76,7 +76,7 @@ def _server(app: App, settings: Settings) -> _Server:
     return _Server(config)
 
 
-async def serve(settings: Settings, public: socket.socket, admin: socket.socket) -> None:
+async def serve(settings: Settings, public: socket.socket, admin: socket.socket, log: LineWriter) -> None:
     """Serve until a signal, then drain."""
     stop, hurry = asyncio.Event(), asyncio.Event()
 
@@ -87,6 +87,7 @@ async def serve(settings: Settings, public: socket.socket, admin: socket.socket)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     async with Gateway(settings) as gateway:
+        log.on_drop = gateway.metrics.log_lines_dropped.inc
         servers = [_server(gateway.public, settings), _server(gateway.admin, settings)]
         async with asyncio.TaskGroup() as group:
             for server, sock in zip(servers, (public, admin), strict=True):
@@ -134,18 +135,22 @@ def main(arguments: list[str] | None = None) -> int:
         "python -m gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.parse_args(arguments)
+    log: LineWriter | None = None
     try:
         settings = load()
-        configure(settings.logs.level)
+        log = configure(settings.logs.level)
         _raise_file_limit()
         public = _bind(settings.listen, "listen")
         admin = _bind(settings.admin_listen, "admin_listen")
         with asyncio.Runner(loop_factory=_loop) as runner:
-            runner.run(serve(settings, public, admin))
+            runner.run(serve(settings, public, admin, log))
     except SettingsError as error:
         for line in str(error).splitlines():
             print(f"gateway: {line}", file=sys.stderr)
         return 1
+    finally:
+        if log is not None:
+            log.close()
     return 0
 
 

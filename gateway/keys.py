@@ -124,7 +124,8 @@ _KNOWN_FIELDS = frozenset({"keys", *Key.model_fields})
 def read_keyring(path: Path) -> Keyring:
     """The keys in a file. Raises KeysFileError if it can't be used; a file that says outright "no keys" can."""
     try:
-        if path.exists() and not path.is_file():  # opening a pipe would wait for whoever writes into it
+        # Opening a pipe would wait for whoever writes into it. (A directory's own error says more.)
+        if path.exists() and not path.is_file() and not path.is_dir():
             raise KeysFileError(f"{path}: is no regular file; expected the file `make keys NAME=app1` writes")
         content = path.read_bytes()
     except OSError as error:

@@ -1,13 +1,27 @@
-"""Logs: one JSON object a line on stderr. No prompt, answer, key or header value is ever a field."""
+"""Logs: one JSON object a line on stderr. No prompt, answer, key or header value is ever a field.
+
+Lines are written by a thread. Whoever is to read stderr may stand still, and a write into a full pipe then blocks: that
+must cost lines, which are counted, and not the event loop.
+"""
 
 import datetime
 import logging
+import os
+import queue
+import select
 import sys
+import threading
+import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import orjson
+
+MAX_LINES = 10_000  # that wait to be written; what comes on top is dropped
+GATHER_S = 0.01  # lines of this long go out in one write: waking the thread for each would cost more than the line
+CLOSE_S = 2.0  # for the last lines, at the end of the process
 
 
 class JsonFormatter(logging.Formatter):
@@ -43,15 +57,118 @@ def _exception(
     return {"chain": chain}
 
 
+class LineWriter:
+    """A thread that writes lines to a file descriptor, and never keeps waiting who hands them over.
+
+    `on_drop` is called for each line that was not written: too many were waiting, or the descriptor takes none. It may
+    be called in any thread.
+    """
+
+    def __init__(self, descriptor: int, max_lines: int = MAX_LINES) -> None:
+        self.on_drop: Callable[[], None] = lambda: None
+        self._descriptor = descriptor
+        self._max_lines = max_lines
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._dropped = self._told = 0
+        # A daemon: a write that blocks for ever must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<LineWriter {self._lines.qsize()} lines waiting, {self._dropped} dropped>"
+
+    def put(self, line: bytes) -> None:
+        """Have a line written, soon. It ends in a newline."""
+        if self._lines.qsize() < self._max_lines:
+            self._lines.put(line)
+        else:
+            self.drop()
+
+    def drop(self, lines: int = 1) -> None:
+        """Count lines that are lost."""
+        self._dropped += lines
+        for _ in range(lines):
+            self.on_drop()
+
+    def close(self) -> None:
+        """Write what is left, for CLOSE_S at most."""
+        self._lines.put(None)
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            line = self._lines.get()
+            time.sleep(GATHER_S)
+            lines = []
+            while line is not None:
+                lines.append(line)
+                try:
+                    line = self._lines.get_nowait()
+                except queue.Empty:
+                    break
+            closing = line is None
+            try:
+                self._write(b"".join(lines))
+            except OSError:
+                self.drop(len(lines))
+            else:
+                self._tell_dropped()
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:  # whoever shares the terminal or pipe made it so
+                select.select([], [self._descriptor], [])
+
+    def _tell_dropped(self) -> None:
+        dropped = self._dropped
+        if dropped > self._told:
+            fields = {"lines": dropped - self._told}
+            self._told = dropped
+            self.put(_line({"level": "WARNING", "logger": __name__, "event": "log lines were dropped", **fields}))
+
+
+class _Handler(logging.Handler):
+    """Formats where the record was made, and leaves the writing to the thread."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._writer.put(self.format(record).encode() + b"\n")
+        except Exception:
+            self._writer.drop()
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    return orjson.dumps({"at": datetime.datetime.now(datetime.UTC), **fields}, option=_LINE)
+
+
+_LINE = orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE
+_writer: LineWriter | None = None  # of the process, as `logging` itself is
+
+
 def write_access(fields: dict[str, Any]) -> None:
     """The one line a finished request leaves. Past `logging`, whose records cost a tenth of its whole work."""
-    line = {"at": datetime.datetime.now(datetime.UTC), "level": "INFO", "logger": "gateway.access", "event": "request"}
-    sys.stderr.write(orjson.dumps({**line, **fields}, option=orjson.OPT_UTC_Z).decode() + "\n")
+    line = _line({"level": "INFO", "logger": "gateway.access", "event": "request", **fields})
+    if _writer is not None:
+        _writer.put(line)
+    else:
+        sys.stderr.write(line.decode())
 
 
-def configure(level: str) -> None:
-    """Send everything to stderr as JSON; uvicorn's own access log stays off, the edge writes a better one."""
-    handler = logging.StreamHandler(sys.stderr)
+def configure(level: str) -> LineWriter:
+    """Send everything to stderr as JSON; uvicorn's own access log stays off, the edge writes a better one.
+
+    Whoever calls it closes the writer at the process's end.
+    """
+    global _writer
+    _writer = LineWriter(2)
+    handler = _Handler(_writer)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     root.handlers = [handler]
@@ -63,3 +180,4 @@ def configure(level: str) -> None:
     # Libraries speak of requests at their lower levels, headers included.
     for name in ("uvicorn", "httpx", "httpcore", "asyncio", "aiohttp", "opentelemetry", "urllib3", "requests"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    return _writer

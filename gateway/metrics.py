@@ -83,6 +83,9 @@ class Metrics:
             "keys_file_bad", "1 while the keys file on disk is unusable and an older one is in force."
         )
         self.keys = gauge("keys", "Keys in force, expired ones included; 0 with auth disabled, too.")
+        self.log_lines_dropped = counter(
+            "log_lines_dropped_total", "Log lines that were not written because stderr took none."
+        )
         # The usage ledger.
         self.ledger_failures = counter(
             "ledger_failures_total", "Commits of the usage ledger that failed; kept and tried again."
