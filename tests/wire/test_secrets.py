@@ -112,6 +112,9 @@ async def test_canaries_appear_nowhere(engine: FakeEngine, tmp_path: Path, level
         assert await gateway.ended() == 0
         log = json.dumps(gateway.lines) + "".join(gateway.unparsed)
     assert gateway.events().count("request") > 50
+    lines = [line for line in gateway.lines if line["event"] == "request" and line["route"] == "/v1/chat/completions"]
+    assert {line["model"] for line in lines if line["status"] == 404} == {"unknown"}
+    assert {line["model"] for line in lines if line["status"] == 200} == {MODEL}
     known = str(tmp_path)  # the test's own folder is named after it
     for name, text in (("log", log), ("metrics", metrics), ("status", status), ("argv", arguments), ("env", variables)):
         assert "canary" not in text.replace(known, ""), (name, _around(text.replace(known, "")))
