@@ -20,7 +20,12 @@ _VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::([-?])([^}]*))?\}")
 ENGINES = ("engine", "engine-cpu")
 GPU_ONLY = {"engine", "gpu-exporter"}
 # The program that a health check runs, and the image it was seen in.
-PROBES = {"python": {"load"}, "python3": {"engine", "engine-cpu"}, "promtool": {"prometheus"}, "wget": {"alertmanager", "caddy", "grafana"}}
+PROBES = {
+    "python": {"load"},
+    "python3": {"engine", "engine-cpu"},
+    "promtool": {"prometheus"},
+    "wget": {"alertmanager", "caddy", "grafana"},
+}
 # Where an image, or Docker for a new volume, makes the directory writable for the service's user.
 WRITABLE = {
     ("engine", "/var/tmp"), ("engine-cpu", "/var/tmp"), ("gateway", "/var/lib/gateway"), ("prometheus", "/prometheus"),
