@@ -117,7 +117,7 @@ engine-args: install ## capture the pinned engine's flags, variables and metrics
 
 .PHONY: flags flags-docs
 flags: .venv/.installed ## the truth about a guide's flags: ARGS='vllm serve ... --flag', FILE=guide.txt, or piped; --lang zh answers in Chinese
-	@$(PY) -m scripts.flags $(if $(FILE),--file '$(FILE)') $(ARGS)
+	@$(PY) -m scripts.flags $(if $(FILE),--file '$(FILE)') $(ARGS) || [ $$? -eq 1 ] # 1: there is something to change, and it was said
 
 flags-docs: .venv/.installed ## docs/flags.md and docs/flags.zh.md from the reviewed table
 	$(PY) -m scripts.flags.table

@@ -23,6 +23,7 @@ import psutil
 from scripts._children import die_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36
+TIDY_S = 2.0
 
 
 def guard(command: list[str], parent: int, grace_s: float) -> int:
@@ -50,7 +51,12 @@ def guard(command: list[str], parent: int, grace_s: float) -> int:
 
 
 def _kill_descendants() -> None:
-    """Kills until none is left; a process in an uninterruptible wait ends later, but it ends."""
+    """Kills until none is left; a process in an uninterruptible wait ends later, but it ends.
+
+    First they may end by themselves: Python's resource tracker, if it lives that long, removes the shared memory that
+    vLLM left in /dev/shm.
+    """
+    psutil.wait_procs(psutil.Process().children(recursive=True), timeout=TIDY_S)
     until = time.monotonic() + 5
     while left := psutil.Process().children(recursive=True):
         for process in left:
