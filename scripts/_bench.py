@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
@@ -55,3 +58,18 @@ async def until_ready(session: aiohttp.ClientSession, url: str) -> None:
                     if answer.status == 200:
                         return
             await asyncio.sleep(0.05)
+
+
+def run(
+    name: str, measure: Coroutine[Any, Any, dict[str, Any]], report: Callable[[dict[str, Any]], str], to: Path | None
+) -> int:
+    """Measure, print the report, write the whole result to `to`. Exit code 1 with one line where that failed."""
+    try:
+        result = asyncio.run(measure)
+    except (RuntimeError, TimeoutError, aiohttp.ClientError) as error:
+        print(f"{name}: {error or type(error).__name__}", file=sys.stderr)
+        return 1
+    print(report(result))
+    if to is not None:
+        to.write_text(json.dumps(result, indent=2) + "\n")
+    return 0

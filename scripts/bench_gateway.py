@@ -21,12 +21,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
 
 from gateway.keys import new_key
-from scripts._bench import MODEL, free_port, percentile, process, until_ready
+from scripts._bench import MODEL, free_port, percentile, process, run, until_ready
 
 BODY = {"model": MODEL, "prompt": "the quick brown fox " * 8, "max_tokens": 16, "temperature": 0.7}
 
@@ -86,7 +87,7 @@ class Load:
         return list(await asyncio.gather(*(at(i / rate) for i in range(int(rate * seconds)))))
 
 
-async def measure(arguments: argparse.Namespace) -> dict[str, object]:
+async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     engine_port, port, admin_port = free_port(), free_port(), free_port()
     secret, digest = new_key()
     with contextlib.ExitStack() as stack:
@@ -158,16 +159,14 @@ def added(rounds: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, 
     return figures
 
 
-def report(result: dict[str, object]) -> str:
+def report(result: dict[str, Any]) -> str:
     figures = result["added_ms"]
-    assert isinstance(figures, dict)
     lines = ["| added by the gateway | median ms | least – most |", "|---|---|---|"]
     lines += [
         f"| {name.replace('_', ' ')} | {row['median']:.2f} | {row['least']:.2f} – {row['most']:.2f} |"
         for name, row in figures.items()
     ]
     saturated = result["saturated"]
-    assert isinstance(saturated, list)
     lines += ["", "| in flight | requests/s | requests per CPU-second of the gateway |", "|---|---|---|"]
     lines += [
         f"| {row['in_flight']} | {row['requests_per_s']:.0f} | {row['requests_per_cpu_s']:.0f} |" for row in saturated
@@ -183,15 +182,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8, help="open loop, length of a round")
     parser.add_argument("--json", type=Path, help="write the whole result here")
     arguments = parser.parse_args()
-    try:
-        result = asyncio.run(measure(arguments))
-    except (RuntimeError, TimeoutError, aiohttp.ClientError) as error:
-        print(f"bench-gateway: {error or type(error).__name__}", file=sys.stderr)
-        return 1
-    print(report(result))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
-    return 0
+    return run("bench-gateway", measure(arguments), report, arguments.json)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 
 import aiohttp
 
-from scripts._bench import free_port, percentile, process, until_ready
+from scripts._bench import free_port, percentile, process, run, until_ready
 
 WINDOWS_MS = (15, 0)
 ANSWER_TOKENS = 16
@@ -123,15 +123,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the whole result here")
     arguments = parser.parse_args()
-    try:
-        result = asyncio.run(measure(arguments))
-    except (RuntimeError, TimeoutError, aiohttp.ClientError) as error:
-        print(f"bench-window: {error or type(error).__name__}", file=sys.stderr)
-        return 1
-    print(report(result))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
-    return 0
+    return run("bench-window", measure(arguments), report, arguments.json)
 
 
 if __name__ == "__main__":
