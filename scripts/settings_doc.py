@@ -101,7 +101,7 @@ def _bounds(metadata: Sequence[Any]) -> Iterator[str]:
         for name, word in words.items():
             value = getattr(item, name, None)
             if value is not None:
-                yield f"{word} {value:g}" if name != "min_length" else f"{value} or more"
+                yield f"{word} {value:.15g}" if name != "min_length" else f"{value} or more"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
