@@ -8,7 +8,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-22s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@[ -t 1 ] && bold=$$'\033[1m' plain=$$'\033[0m' || bold= plain=; awk -v b="$$bold" -v p="$$plain" -F':.*## ' '/^[a-z-]+:.*## /{printf "  %s%-22s%s %s\n", b, $$1, p, $$2}' $(MAKEFILE_LIST)
 
 ## ---- set-up -------------------------------------------------------------------------------------------------------
 .PHONY: install lock
