@@ -186,7 +186,8 @@ class Admission:
             return self._lease(tenant.name, tokens, now)
         wait_s = self.predicted_wait_s(tenant, tokens)
         allowed_s = self._allowed_s(deadline_s, now)
-        if wait_s is not None and wait_s > allowed_s:
+        # What fits now waits for a turn at most; the pace says nothing about that while a large request is held up.
+        if wait_s is not None and wait_s > allowed_s and not self._fits(tokens):
             raise self._refusal(
                 "predicted_wait", tenant, f"would wait {wait_s:.1f} s, {allowed_s:.1f} s allowed", wait_s - allowed_s
             )

@@ -102,6 +102,19 @@ async def test_nor_does_a_large_request_stop_smaller_ones_of_its_own_key(clock: 
     assert await granted(large) == 0
 
 
+async def test_a_slow_pace_behind_a_large_request_is_no_reason_to_refuse_what_fits(clock: Clock) -> None:
+    gate = admission(clock, capacity_tokens=10_000, max_queue_tokens=10**6, max_wait_s=5)
+    await gate.acquire(ONE, 500, FAR)
+    await waiting(gate, TWO, 16_000)
+    for _ in range(5):  # small ones trickle past: by the tokens they give back, the pace is a crawl
+        small = await waiting(gate, ONE, 10)
+        clock.now += 1
+        small[0].result().close()
+    assert gate.drain_tokens_per_s == pytest.approx(10, rel=0.1)
+    fits = await waiting(gate, Tenant("three"), 9000)
+    assert await granted(fits) == 1
+
+
 async def test_a_tiny_weight_costs_its_own_key_and_not_the_loop(clock: Clock) -> None:
     gate = admission(clock)
     lease = await gate.acquire(ONE, 100, FAR)
