@@ -89,12 +89,15 @@ test-stack: install model ## all of it on a real engine in real containers, its 
 	$(PY) -m pytest tests/stack $(ARGS)
 
 ## ---- measuring ----------------------------------------------------------------------------------------------------
-.PHONY: bench-gateway bench-window soak
+.PHONY: bench-gateway bench-window bench-cpu soak
 bench-gateway: .venv/.installed ## what the gateway adds: latency, requests per CPU-second, memory
 	@$(PY) -m scripts.bench_gateway $(ARGS)
 
 bench-window: .venv/.installed ## does the micro-batching window pay? ENGINE=http://127.0.0.1:8000, or the scripted one
 	@$(PY) -m scripts.bench_window $(if $(ENGINE),--engine '$(ENGINE)') $(ARGS)
+
+bench-cpu: .venv/.installed ## CPU time of the gateway's own Python: a request, a stream's event
+	@$(PY) -m scripts.bench_cpu $(ARGS)
 
 soak: .venv/.installed ## an hour of a thousand streams and ten minutes of ten times too much; does anything grow?
 	@$(PY) -m scripts.soak $(ARGS)

@@ -1,0 +1,128 @@
+"""CPU time of the gateway's own Python, sockets left out: one completion, and one event of a stream.
+
+The ASGI app runs with an engine that answers at once from memory, so what is left is what this project wrote and what
+it asks of its libraries. Best of several runs: whatever else the machine does can only add.
+
+    python -m scripts.bench_cpu [--runs 5]
+
+Exit code: 0.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvloop
+
+from gateway.app import Gateway
+from gateway.replicas import State
+from gateway.settings import Settings
+
+MODEL = "m"
+EVENTS = 2000
+ANSWER = {
+    "id": "cmpl-1",
+    "object": "text_completion",
+    "choices": [{"index": 0, "text": "word " * 16, "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 33, "completion_tokens": 16, "total_tokens": 49},
+}
+
+
+class Answer:
+    """What upstream.Answer offers, from memory."""
+
+    status = 200
+    retry_after = None
+
+    def __init__(self, whole: bytes, events: list[bytes]) -> None:
+        self.content_type = "text/event-stream" if events else "application/json"
+        self._whole, self._events = whole, iter(events)
+
+    async def read(self) -> bytes:
+        return self._whole
+
+    async def chunk(self) -> bytes:
+        await asyncio.sleep(0)  # as many turns of the loop as reads
+        return next(self._events, b"")
+
+    def close(self) -> None:
+        pass
+
+
+def event(number: int) -> bytes:
+    choice = {"index": 0, "delta": {"content": f" w{number}"}, "finish_reason": None}
+    document = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": MODEL, "choices": [choice]}
+    return b"data: " + json.dumps(document).encode() + b"\n\n"
+
+
+async def one(app: Any, path: str, body: bytes) -> None:
+    """One request through the public ASGI app. Raises RuntimeError where it was not answered 200."""
+    message = {"type": "http.request", "body": body, "more_body": False}
+    waiting, statuses = asyncio.Event(), []
+
+    async def receive() -> dict[str, Any]:
+        nonlocal message
+        sent, message = message, {}
+        if not sent:
+            await waiting.wait()
+        return sent
+
+    async def send(out: dict[str, Any]) -> None:
+        if out["type"] == "http.response.start":
+            statuses.append(out["status"])
+
+    headers = [(b"host", b"x"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": headers}
+    await app(scope, receive, send)
+    if statuses != [200]:
+        raise RuntimeError(f"answered {statuses}")
+
+
+async def best(work: Callable[[], Awaitable[None]], times: int, runs: int) -> float:
+    """Least CPU seconds of `times` repetitions."""
+    found = []
+    for _ in range(runs):
+        begin = time.process_time()
+        for _ in range(times):
+            await work()
+        found.append(time.process_time() - begin)
+    return min(found)
+
+
+async def measure(runs: int) -> dict[str, float]:
+    gateway = Gateway(Settings(auth={"disabled": True}, logs={"access": False}))
+    replica = gateway.replicas.all[0]
+    replica.models, replica.state = {MODEL: 8192}, State.READY
+    gateway.admission.set_capacity(100_000)
+    events = [*map(event, range(EVENTS)), b"data: [DONE]\n\n"]
+
+    async def post(url: str, body: bytes, headers: dict[str, str]) -> Answer:
+        return Answer(json.dumps(ANSWER).encode(), events if b'"stream"' in body else [])
+
+    gateway.upstream.post = post  # type: ignore[method-assign,assignment]
+    completion = json.dumps({"model": MODEL, "prompt": "the quick brown fox " * 8, "temperature": 0.7}).encode()
+    chat = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
+    await one(gateway.public, "/v1/completions", completion)
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # as gateway/__main__.py sets it
+    request_s = await best(lambda: one(gateway.public, "/v1/completions", completion), 1000, runs)
+    stream_s = await best(lambda: one(gateway.public, "/v1/chat/completions", chat), 3, runs)
+    return {"request_us": request_s / 1000 * 1e6, "event_us": stream_s / 3 / EVENTS * 1e6}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        figures = runner.run(measure(arguments.runs))
+    print(f"one completion {figures['request_us']:.0f} µs, one event of a stream {figures['event_us']:.1f} µs")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
