@@ -138,6 +138,7 @@ async def serve(engines: list[str], wait: bool = True, **settings: Any) -> Async
         ) as client:
             try:
                 yield Running(gateway, *urls, client)
+                gateway.check_integrity()  # after every test, whatever fault it made
             finally:
                 await _stop(servers, tasks)
 
