@@ -27,10 +27,16 @@ engine-check: # before the first download: a machine that cannot run the engine 
 	@scripts/engine_install.sh $(PYTHON) .venv-engine
 	@touch $@
 
+# The quantization job and both its producers; torch comes as its CPU build where there is one.
+.venv-quantize/.installed: docker/requirements/quantize.txt scripts/quantize_install.sh
+	@scripts/quantize_install.sh $(PYTHON) .venv-quantize
+	@touch $@
+
 lock: ## pin the newest versions the ranges of pyproject.toml allow (needs uv on PATH)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --extra tracing pyproject.toml -o docker/requirements/gateway.txt $(ARGS)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --extra scripts --extra tracing --extra dev -c docker/requirements/gateway.txt pyproject.toml -o docker/requirements/dev.txt $(ARGS)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28 --excludes docker/requirements/engine-cpu.excludes docker/requirements/engine-cpu.in -o docker/requirements/engine-cpu.txt $(ARGS)
+	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28 --excludes docker/requirements/quantize.excludes docker/requirements/quantize.in -o docker/requirements/quantize.txt $(ARGS)
 
 ## ---- on this machine, without Docker ------------------------------------------------------------------------------
 .PHONY: model
@@ -124,6 +130,11 @@ flags: .venv/.installed ## the truth about a guide's flags: ARGS='vllm serve ...
 
 flags-docs: .venv/.installed ## docs/flags.md and docs/flags.zh.md from the reviewed table
 	$(PY) -m scripts.flags.table
+
+## ---- quantize -----------------------------------------------------------------------------------------------------
+.PHONY: quantize
+quantize: .venv-quantize/.installed ## a model into a 4-bit checkpoint: CONFIG=configs/quantize/llama3-8b-instruct.yaml, ARGS='--dry-run'
+	@.venv-quantize/bin/python -m scripts.quantize $(if $(CONFIG),--config '$(CONFIG)') $(ARGS)
 
 ## ---- tenants ------------------------------------------------------------------------------------------------------
 .PHONY: keys usage settings-doc
