@@ -98,6 +98,18 @@ class Compose:
             raise ComposeError("docker is not installed: docs.docker.com/engine/install") from None
 
 
+def failure(containers: Sequence[Container]) -> tuple[str, str] | None:
+    """The service that will not come up by itself, and why; None while all may still do."""
+    for found in containers:
+        if found.said.startswith("gave up"):
+            return found.service, found.said
+        if found.state in ("restarting", "exited", "dead") and found.restarts >= 2:
+            return found.service, f"it ended {found.restarts} times, last with exit code {found.code}"
+        if found.state in ("exited", "dead") and not found.restarts:
+            return found.service, f"it ended with exit code {found.code}"
+    return None
+
+
 def reason(stderr: str) -> str:
     """What a docker command's stderr says went wrong: its progress lines are dropped."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]

@@ -21,7 +21,7 @@ import httpx
 
 from scripts import _preflight, _secrets, _stack_model
 from scripts._children import Terminated, raise_on_termination
-from scripts._compose import ROOT, Compose, ComposeError, Container
+from scripts._compose import ROOT, Compose, ComposeError, Container, failure
 from scripts._demo_talk import Terminal, answers
 from scripts.checks import Check, worst
 from scripts.checks.envfile import read_env
@@ -65,18 +65,6 @@ def cpu_env_file(example: str) -> str:
         for line in example.splitlines()
     ]
     return "\n".join(out) + "\n"
-
-
-def failure(containers: Sequence[Container]) -> tuple[str, str] | None:
-    """The service that will not come up by itself, and why; None while all may still do."""
-    for found in containers:
-        if found.said.startswith("gave up"):
-            return found.service, found.said
-        if found.state in ("restarting", "exited", "dead") and found.restarts >= 2:
-            return found.service, f"it ended {found.restarts} times, last with exit code {found.code}"
-        if found.state in ("exited", "dead") and not found.restarts:
-            return found.service, f"it ended with exit code {found.code}"
-    return None
 
 
 def awaited(containers: Sequence[Container]) -> str:
