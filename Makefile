@@ -72,7 +72,7 @@ test-engine: model ## the gateway in front of a real vLLM on CPU
 	@scripts/stage.sh engine $(PY) -m pytest tests/engine $(ARGS)
 
 ## ---- the stack ----------------------------------------------------------------------------------------------------
-.PHONY: up up-cpu down logs ps shell-engine test-stack
+.PHONY: up up-cpu down upgrade logs ps shell-engine test-stack
 up: .venv/.installed ## the stack on this machine's GPU: checked, started, waited for; ARGS=--dry-run only says
 	@$(PY) -m scripts.up $(ARGS)
 
@@ -81,6 +81,9 @@ up-cpu: .venv/.installed ## the stack without a GPU, with the small model
 
 down: .venv/.installed ## end the streams, then stop the stack; volumes stay
 	@$(PY) -m scripts.down $(ARGS)
+
+upgrade: .venv/.installed ## another image of the engine, under load, with its way back: ENGINE_IMAGE=vllm/vllm-openai:v0.33.0
+	@$(PY) -m scripts.upgrade $(if $(ENGINE_IMAGE),'$(ENGINE_IMAGE)') $(ARGS)
 
 logs: ## follow the logs; SERVICE=gateway for one of them
 	@docker compose --profile '*' logs --follow --tail 100 $(SERVICE)
@@ -107,6 +110,11 @@ bench-cpu: .venv/.installed ## CPU time of the gateway's own Python: a request, 
 
 soak: .venv/.installed ## an hour of a thousand streams and ten minutes of ten times too much; does anything grow?
 	@$(PY) -m scripts.soak $(ARGS)
+
+## ---- rules and alerts ---------------------------------------------------------------------------------------------
+.PHONY: rules
+rules: .venv/.installed ## configs/prometheus/rules and the tables of docs/metrics.md, from scripts/rules and configs/slo.yaml
+	@$(PY) -m scripts.rules $(ARGS)
 
 ## ---- know the engine ----------------------------------------------------------------------------------------------
 .PHONY: plan

@@ -1,0 +1,7 @@
+"""Alerts on the cards."""
+
+from __future__ import annotations
+
+from scripts.rules import Alert
+
+ALERTS: tuple[Alert, ...] = ()

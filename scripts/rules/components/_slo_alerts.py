@@ -1,0 +1,7 @@
+"""Alerts on broken promises."""
+
+from __future__ import annotations
+
+from scripts.rules import Alert
+
+ALERTS: tuple[Alert, ...] = ()
