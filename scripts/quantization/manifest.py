@@ -55,7 +55,7 @@ class Source(_Part):
 class Calibration(_Part):
     """sha256: of the token ids, block after block. tokens = blocks * block_tokens: what the producer really saw.
 
-    texts: conversations or lines that gave those tokens; tokens_found: what the source held beside the held-out part.
+    texts: conversations or passages that gave those tokens, of texts_found in the source.
     """
 
     source: str
@@ -66,7 +66,7 @@ class Calibration(_Part):
     blocks: int
     block_tokens: int
     tokens: int
-    tokens_found: int
+    texts_found: int
 
 
 class HeldOut(_Part):

@@ -56,7 +56,7 @@ def made(directory: Path) -> manifest.Manifest:
         config={},
         source=manifest.Source(model="m", revision="local", architecture="LlamaForCausalLM", files={}),
         calibration=manifest.Calibration(
-            source="t", format="text", seed=0, sha256="", texts=1, blocks=1, block_tokens=32, tokens=32, tokens_found=40
+            source="t", format="text", seed=0, sha256="", texts=1, blocks=1, block_tokens=32, tokens=32, texts_found=2
         ),
         held_out=manifest.HeldOut(sha256="", texts=1, tokens=8),
         versions={},
