@@ -58,6 +58,9 @@ class Promises(BaseModel):
         return {
             "availability": f"{self.availability * 100:g} %",
             "error_budget": f"{1 - self.availability:.6g}",
+            # 2 % of a month's budget within an hour; 5 % within six.
+            "fast_burn": f"{14.4 * (1 - self.availability):.6g}",
+            "steady_burn": f"{6 * (1 - self.availability):.6g}",
             "minimum_requests": str(self.minimum_requests),
             "ttft_le": str(float(self.ttft.limit_s)),  # as the exposition writes it: 2.0, not 2
             "ttft_s": f"{self.ttft.limit_s:g}",

@@ -20,6 +20,7 @@ def _percentiles(what: str, bucket: str, old: str, says: str) -> list[Record]:
     return list(quantiles(f"model:{what}:{{}}_5m", expr, says, "seconds", _PER_MODEL, _ABORTED))
 
 
+# Idle is 0/0, and NaN is smaller than nothing: `<= 1.01` leaves it out together with what a restart makes impossible.
 RECORDS: tuple[Record, ...] = (
     Record(
         "engine:prefix_cache_queries:rate5m",
@@ -46,7 +47,7 @@ sum by (instance, engine, model_name) (
         "engine:cache_hit:ratio_rate5m",
         """
 clamp_max(
-  engine:prefix_cache_hits:rate5m / (engine:prefix_cache_queries:rate5m > 0) <= 1.01,
+  engine:prefix_cache_hits:rate5m / engine:prefix_cache_queries:rate5m <= 1.01,
   1
 )""",
         "Share of the looked-up prompt tokens that one engine found in its prefix cache.",
@@ -59,7 +60,7 @@ clamp_max(
         """
 clamp_max(
   sum by (model_name) (engine:prefix_cache_hits:rate5m)
-    / (sum by (model_name) (engine:prefix_cache_queries:rate5m) > 0)
+    / sum by (model_name) (engine:prefix_cache_queries:rate5m)
   <= 1.01,
   1
 )

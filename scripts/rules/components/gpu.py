@@ -11,7 +11,7 @@ _OTHERS = "Whatever else runs on the cards is in the energy."
 RECORDS: tuple[Record, ...] = (
     Record(
         "gpu:memory_used:ratio",
-        "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE)",
+        "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE > 0)",
         "Share of a card's memory in use.",
         "0 to 1",
         "DCGM; one a card (instance, gpu, UUID, modelName)",
