@@ -1,0 +1,114 @@
+"""What is measured: a plan of engine starts, each with its measurements, read from YAML (configs/bench).
+
+A plan is data, so that the guide's ladder, the figures of one card and the smoke on a CPU are the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Workload = Literal["chat", "prefix", "short", "long", "mixed"]
+
+
+class PlanError(ValueError):
+    """A plan that can't be used; the message names file, place and expectation."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Row(_Part):
+    """One measurement, repeated; `in_flight` (closed loop) or `rate` (open loop, requests/s) says how it is sent."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    workload: Workload
+    requests: int = Field(ge=1)
+    in_flight: int | None = Field(None, ge=1)
+    rate: float | None = Field(None, gt=0)
+    through: Literal["engine", "gateway"] = "engine"
+    endpoint: Literal["chat", "completions"] = "chat"
+    stream: bool = True
+    repeats: int = Field(3, ge=1)
+
+    @model_validator(mode="after")
+    def _one_way_of_sending(self) -> Self:
+        if self.in_flight is not None and self.rate is not None:
+            raise ValueError("in_flight (closed loop) or rate (open loop), not both; neither sends all at once")
+        if not self.stream and (self.endpoint != "completions" or self.in_flight is None):
+            raise ValueError("stream: false needs endpoint: completions and in_flight: vllm bench serve only streams")
+        return self
+
+
+class Boot(_Part):
+    """One start of an engine and what is measured on it."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    title: str = ""
+    model: str | None = None  # default: the plan's
+    arguments: tuple[str, ...] = ()  # of `vllm serve`, after the model
+    environment: dict[str, str] = Field(default_factory=dict)
+    gateway: dict[str, str] = Field(default_factory=dict)  # settings of the gateway in front (GATEWAY__...)
+    rows: Annotated[tuple[Row, ...], Field(min_length=1)]
+
+
+class Ratio(_Part):
+    """Requests/s of one measurement divided by another's, as `boot/row`."""
+
+    name: str
+    over: str
+    under: str
+    aim: float | None = None
+
+
+class Plan(_Part):
+    title: str
+    model: str
+    seed: int = 0
+    environment: dict[str, str] = Field(default_factory=dict)
+    arguments: tuple[str, ...] = ()  # of every boot, before its own
+    boots: Annotated[tuple[Boot, ...], Field(min_length=1)]
+    ratios: tuple[Ratio, ...] = ()
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        keys = [f"{boot.name}/{row.name}" for boot in self.boots for row in boot.rows]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise ValueError(f"measured twice under one name: {', '.join(twice)}")
+        for ratio in self.ratios:
+            for key in (ratio.over, ratio.under):
+                if key not in keys:
+                    raise ValueError(f"ratio {ratio.name}: {key} is not a measurement of this plan")
+        return self
+
+    def measurements(self) -> Iterator[tuple[Boot, Row, int]]:
+        """Every (boot, row, repeat), in the order in which they are run.
+
+        Repeats go round over the rows of a boot, and every second round goes backwards: what warms up, or drifts, must
+        not always favour the same row.
+        """
+        for boot in self.boots:
+            for repeat in range(max(row.repeats for row in boot.rows)):
+                rows = [row for row in boot.rows if repeat < row.repeats]
+                for row in reversed(rows) if repeat % 2 else rows:
+                    yield boot, row, repeat
+
+
+def load(path: Path) -> Plan:
+    """Raises PlanError with one line."""
+    try:
+        return Plan.model_validate(yaml.safe_load(path.read_text()))
+    except OSError as error:
+        raise PlanError(f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise PlanError(f"{path}: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the plan"
+        raise PlanError(f"{path}: {place}: {first['msg'].removeprefix('Value error, ')}") from error

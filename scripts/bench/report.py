@@ -1,0 +1,209 @@
+"""A run's report: Markdown for people who read, one HTML page with its pictures inside for those who look."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+from scripts.bench.plan import Plan
+
+Results = Mapping[str, Sequence[Mapping[str, Any]]]
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}"
+    "table{border-collapse:collapse;margin:1rem 0}"
+    "td,th{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:right}"
+    "td:first-child,th:first-child{text-align:left}img{max-width:100%}code{background:#f4f4f4;padding:.1rem .3rem}"
+    "pre{background:#f4f4f4;padding:1rem;overflow:auto}"
+)
+
+
+def table(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Header and one line a measurement."""
+    latencies = ("TTFT p50 / p99 ms", "ITL p50 / p99 ms", "E2E p50 ms")
+    lines = [["measurement", "req/s, median (least – most)", "tokens/s", *latencies, "hit ratio", "KV peak", "failed"]]
+    for key, row in summary["rows"].items():
+        lines.append(
+            [
+                key,
+                _span(row["requests_per_s"]),
+                f"{row['generation_tokens_per_s']['median']:.0f}",
+                f"{_ms(row['ttft_ms_p50'])} / {_ms(row['ttft_ms_p99'])}",
+                f"{_ms(row['itl_ms_p50'])} / {_ms(row['itl_ms_p99'])}",
+                _ms(row["e2e_ms_p50"]),
+                _share(row["prefix_hit_ratio"]),
+                _share(row["kv_usage_peak"]),
+                str(row["failed"]),
+            ]
+        )
+    return lines
+
+
+def markdown(plan: Plan, summary: Mapping[str, Any]) -> str:
+    lines = [f"# {plan.title}", "", *_facts(summary), ""]
+    header, *rows = table(summary)
+    lines += [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    if summary["ratios"]:
+        lines += ["", "| ratio of requests/s | value | least – most | aim |", "|---|---|---|---|"]
+        lines += [f"| {' | '.join(cells)} |" for cells in _ratios(summary)]
+    if summary["failures"]:
+        lines += ["", "Not measured:", ""]
+        lines += [f"- {name}: {reason}" for name, reason in summary["failures"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def page(plan: Plan, summary: Mapping[str, Any], results: Results) -> str:
+    """A self-contained HTML page."""
+    header, *rows = table(summary)
+    parts = [
+        f"<h1>{html.escape(plan.title)}</h1>",
+        *(f"<p>{html.escape(line)}</p>" for line in _facts(summary) if line),
+    ]
+    parts.append(_html_table(header, rows))
+    if summary["ratios"]:
+        parts += ["<h2>Ratios</h2>", _html_table(["of requests/s", "value", "least – most", "aim"], _ratios(summary))]
+    if summary["failures"]:
+        items = "".join(f"<li><b>{html.escape(k)}</b>: {html.escape(v)}</li>" for k, v in summary["failures"].items())
+        parts += ["<h2>Not measured</h2>", f"<ul>{items}</ul>"]
+    for title, figure in pictures(summary, results):
+        parts += [f"<h2>{html.escape(title)}</h2>", f'<img alt="{html.escape(title)}" src="{_embedded(figure)}">']
+    for boot, facts in summary["boots"].items():
+        arguments = html.escape(" ".join(facts["arguments"]) or "(none)")
+        rest = ", ".join(f"{k} {v}" for k, v in facts.items() if k not in ("arguments", "boot"))
+        parts += [f"<h3>{html.escape(boot)}</h3>", f"<pre>{arguments}</pre>", f"<p>{html.escape(rest)}</p>"]
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f"<title>{html.escape(plan.title)}</title><style>{_STYLE}</style>{''.join(parts)}</html>\n"
+    )
+
+
+def pictures(summary: Mapping[str, Any], results: Results) -> list[tuple[str, Any]]:
+    """Throughput with its spread, throughput against latency, distributions, KV usage over time."""
+    made = [("Requests per second", _bars(summary))]
+    streamed = {key: repeats for key, repeats in results.items() if repeats[0].get("ttft_ms")}
+    made.append(("Throughput and latency", _curve(results)))
+    if streamed:
+        made.append(("Time to first token and between tokens", _distributions(streamed)))
+    if any(repeat["engine"]["series"] for repeats in results.values() for repeat in repeats):
+        made.append(("KV cache usage during each measurement (last repeat)", _usage(results)))
+    return made
+
+
+def _bars(summary: Mapping[str, Any]) -> Any:
+    names = list(summary["rows"])
+    rates = [summary["rows"][name]["requests_per_s"] for name in names]
+    figure, axes = plt.subplots(figsize=(10, 0.7 + 0.42 * len(names)), layout="constrained")
+    middle = [rate["median"] for rate in rates]
+    around = [[m - r["least"] for m, r in zip(middle, rates, strict=True)], [r["most"] - r["median"] for r in rates]]
+    axes.barh(names, middle, xerr=around, color="#4878a8", ecolor="#222", capsize=3)
+    axes.invert_yaxis()
+    axes.set_xlabel("requests/s: median, whiskers least and most")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _curve(results: Results) -> Any:
+    figure, axes = plt.subplots(figsize=(10, 4.5), layout="constrained")
+    for number, (key, repeats) in enumerate(results.items()):
+        points = [(repeat["requests_per_s"], repeat["e2e_ms"]["50"] / 1000) for repeat in repeats if repeat["e2e_ms"]]
+        axes.plot(*zip(*points, strict=True), "o", color=plt.cm.tab20(number % 20), label=key)
+    axes.set_xlabel("requests/s")
+    axes.set_ylabel("E2E p50, s")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _distributions(streamed: Results) -> Any:
+    figure, both = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained", sharey=True)
+    for axes, name, title in zip(both, ("ttft_ms", "itl_ms"), ("time to first token", "between tokens"), strict=True):
+        for number, (key, repeats) in enumerate(streamed.items()):
+            last = repeats[-1][name]
+            if last:
+                axes.plot(list(last.values()), [float(q) for q in last], color=plt.cm.tab20(number % 20), label=key)
+        axes.set_xscale("symlog", linthresh=1)
+        axes.set_xlabel(f"{title}, ms")
+        axes.spines[["top", "right"]].set_visible(False)
+    both[0].set_ylabel("% at or below")
+    both[1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    return figure
+
+
+def _usage(results: Results) -> Any:
+    figure, axes = plt.subplots(figsize=(10, 4), layout="constrained")
+    for number, (key, repeats) in enumerate(results.items()):
+        series = [point for point in repeats[-1]["engine"]["series"] if "kv_usage" in point]
+        if series:
+            axes.plot(
+                [point["s"] for point in series],
+                [point["kv_usage"] * 100 for point in series],
+                color=plt.cm.tab20(number % 20),
+                label=key,
+            )
+    axes.set_xlabel("s since the measurement's start")
+    axes.set_ylabel("KV cache usage, %")
+    axes.set_ylim(0, 100)
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _embedded(figure: Any) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    plt.close(figure)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _facts(summary: Mapping[str, Any]) -> list[str]:
+    machine = summary["hardware"]
+    cards = "; ".join(machine["cards"]) or "no GPU"
+    versions = sorted({facts.get("version", "?") for facts in summary["boots"].values()})
+    what = (
+        f"{summary['date']}. {cards}; {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB. "
+        f"vLLM {', '.join(versions) or '?'}."
+    )
+    how = (
+        "Answers have fixed lengths (ignore_eos), tokens are the engine's own usage, and every prompt is new to the "
+        "prefix cache but for the workload named prefix."
+    )
+    return [what, "", how]
+
+
+def _ratios(summary: Mapping[str, Any]) -> list[list[str]]:
+    return [
+        [
+            f"{name}: {ratio['over']} ÷ {ratio['under']}",
+            f"{ratio['value']:.3f}",
+            f"{ratio['least']:.3f} – {ratio['most']:.3f}",
+            f"≥ {ratio['aim']}" if ratio["aim"] else "",
+        ]
+        for name, ratio in summary["ratios"].items()
+    ]
+
+
+def _span(rate: Mapping[str, float]) -> str:
+    return f"{rate['median']:.2f} ({rate['least']:.2f} – {rate['most']:.2f})"
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value * 100:.0f} %"

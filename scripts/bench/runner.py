@@ -1,0 +1,212 @@
+"""Runs a plan into a folder. A finished measurement is a file there, so a run that ended early goes on where it was.
+
+A step that fails (no memory, a flag this release does not know) is recorded with its reason and passed over; the same
+command with --retry tries it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from scripts.bench import drive, engine, workloads
+from scripts.bench.plan import Boot, Plan, PlanError, Row
+from scripts.bench.watch import Watch
+
+START_S = 1800
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A running stack to measure, instead of engines of our own."""
+
+    engine: str
+    gateway: str | None
+    api_key: str
+    tokenizer: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a plan runs and with what. `texts` replace the generated chats."""
+
+    plan: Plan
+    folder: Path
+    python: str  # of the environment that has vLLM
+    say: Callable[[str], None]
+    attached: Attached | None = None
+    texts: Sequence[workloads.Request] = ()
+    retry: bool = False
+
+    def file(self, boot: Boot, row: Row, repeat: int) -> Path:
+        return self.folder / "rows" / f"{boot.name}.{row.name}.{repeat}.json"
+
+    def failure(self, boot: Boot) -> Path:
+        return self.folder / "failed" / f"{boot.name}.json"
+
+    def pending(self) -> list[tuple[Boot, Row, int]]:
+        """What is still to measure, failed boots left out."""
+        return [
+            (boot, row, repeat)
+            for boot, row, repeat in self.plan.measurements()
+            if not self.file(boot, row, repeat).exists() and not self.failure(boot).exists()
+        ]
+
+
+def prepare(run: Run) -> None:
+    """Makes the folder, or takes up an earlier run of the same plan there. Raises PlanError where another's is."""
+    for name in ("rows", "failed", "logs", "work"):
+        (run.folder / name).mkdir(parents=True, exist_ok=True)
+    kept, text = run.folder / "plan.json", run.plan.model_dump_json(indent=2)
+    if kept.exists() and kept.read_text() != text:
+        raise PlanError(f"{run.folder} holds another plan's results: choose another folder with OUT=..., or remove it")
+    write(kept, text)
+    if run.retry:
+        shutil.rmtree(run.folder / "failed")
+        (run.folder / "failed").mkdir()
+
+
+def execute(run: Run) -> None:
+    """Measures all that is pending. Raises nothing for a failed step; it is in the folder."""
+    pending = run.pending()
+    total, begin, done = len(pending), time.monotonic(), 0
+    for boot in run.plan.boots:
+        todo = [(row, repeat) for of, row, repeat in pending if of is boot]
+        if not todo:
+            continue
+        run.say(f"{boot.name}: {boot.title or 'starting'}")
+        try:
+            with _target(run, boot) as (target, tokenizer):
+                write(run.folder / "boots" / f"{boot.name}.json", json.dumps(_facts(boot, target), indent=2))
+                for row, repeat in todo:
+                    result = _one(run, boot, row, repeat, target, tokenizer)
+                    done += 1
+                    left = (time.monotonic() - begin) / done * (total - done)
+                    rate = f"{result['requests_per_s']:.2f} req/s" if "requests_per_s" in result else result["failed"]
+                    where = f"[{done}/{total}, {left / 60:.0f} min left]"
+                    run.say(f"  {row.name} {repeat + 1}/{row.repeats}: {rate}   {where}")
+        except (engine.StartError, httpx.HTTPError, OSError) as error:
+            done = total - len(run.pending())
+            write(run.failure(boot), json.dumps({"boot": boot.name, "reason": str(error) or type(error).__name__}))
+            run.say(f"  failed and passed over: {error}")
+
+
+@contextlib.contextmanager
+def _target(run: Run, boot: Boot) -> Any:
+    """(Target, tokenizer): the attached stack, or an engine and, where a row wants it, a gateway of our own."""
+    if run.attached is not None:
+        at = run.attached
+        yield engine.look(at.engine, at.gateway, at.api_key), at.tokenizer
+        return
+    model = boot.model or run.plan.model
+    log = run.folder / "logs" / f"{boot.name}.log"
+    environment = {**run.plan.environment, **boot.environment}
+    arguments = (*run.plan.arguments, *boot.arguments)
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(
+            engine.running(run.python, model, arguments, environment=environment, log=log, start_s=START_S)
+        )
+        front = None
+        if any(row.through == "gateway" for row in boot.rows):
+            front = stack.enter_context(engine.gateway(url, boot.gateway, log=log.with_suffix(".gateway.log")))
+        yield engine.look(url, front), model
+
+
+def _one(run: Run, boot: Boot, row: Row, repeat: int, target: engine.Target, tokenizer: str) -> dict[str, Any]:
+    # A seed of its own for every repeat: what an earlier one left in the prefix cache must not help.
+    seed = f"{run.plan.seed} {boot.name} {row.name} {repeat}"
+    requests = workloads.requests(
+        row.workload, row.requests, seed=seed, max_model_len=target.max_model_len, texts=run.texts
+    )
+    with Watch(target.engine) as watch:
+        try:
+            figures = drive.measure(
+                row, requests, target, python=run.python, tokenizer=tokenizer, folder=run.folder / "work"
+            )
+        except drive.DriveError as error:
+            figures = {"failed": str(error)}
+    result = {**row.model_dump(), "boot": boot.name, "repeat": repeat, **figures, "engine": watch.report()}
+    if "failed" in figures:
+        # A server that is gone fails the boot, and the rest of its rows with it.
+        httpx.get(f"{target.engine}/health", timeout=10).raise_for_status()
+    write(run.file(boot, row, repeat), json.dumps(result))
+    return result
+
+
+def _facts(boot: Boot, target: engine.Target) -> dict[str, Any]:
+    return {"boot": boot.name, "arguments": boot.arguments, "model": target.model, **target.facts}
+
+
+def results(folder: Path, plan: Plan) -> dict[str, list[dict[str, Any]]]:
+    """boot/row to its repeats' figures, failed ones left out."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for boot, row, repeat in plan.measurements():
+        path = folder / "rows" / f"{boot.name}.{row.name}.{repeat}.json"
+        if path.exists():
+            figures = json.loads(path.read_text())
+            if "requests_per_s" in figures:
+                found.setdefault(f"{boot.name}/{row.name}", []).append(figures)
+    return found
+
+
+def failures(folder: Path, plan: Plan) -> dict[str, str]:
+    """boot, or boot/row repeat, to the reason it has no figures."""
+    found = {}
+    for path in sorted((folder / "failed").glob("*.json")):
+        failed = json.loads(path.read_text())
+        found[failed["boot"]] = failed["reason"]
+    for path in sorted((folder / "rows").glob("*.json")):
+        figures = json.loads(path.read_text())
+        if "failed" in figures:
+            found[f"{figures['boot']}/{figures['name']} {figures['repeat'] + 1}"] = figures["failed"]
+    return found
+
+
+def hardware(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Processor, memory and cards of this machine; no name of it."""
+    cpu = platform.processor() or "unknown"
+    with contextlib.suppress(OSError):
+        models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        cpu = models[0].partition(":")[2].strip() if models else cpu
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "memory_gib": round(gib, 1), "cards": cards()}
+
+
+def cards() -> list[str]:
+    """Names, memory and drivers of the NVIDIA cards; empty without."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False)
+    return answer.stdout.strip().splitlines() if answer.returncode == 0 else []
+
+
+def write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    half.write_text(text if text.endswith("\n") else f"{text}\n")
+    half.replace(path)
+
+
+def profile_arguments(path: Path) -> list[str]:
+    """What a profile (configs/engine) says, as arguments after the model: it then runs with another model's path."""
+    arguments = []
+    for name, value in yaml.safe_load(path.read_text()).items():
+        if name in ("model", "host", "port"):
+            continue
+        arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return arguments
