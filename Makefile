@@ -144,6 +144,14 @@ flags-docs: .venv/.installed ## docs/flags.md and docs/flags.zh.md from the revi
 quantize: .venv-quantize/.installed ## a model into a 4-bit checkpoint: CONFIG=configs/quantize/llama3-8b-instruct.yaml, ARGS='--dry-run'
 	@.venv-quantize/bin/python -m scripts.quantize $(if $(CONFIG),--config '$(CONFIG)') $(ARGS)
 
+## ---- dashboards ---------------------------------------------------------------------------------------------------
+.PHONY: dashboards dashboards-preview
+dashboards: .venv/.installed ## grafana/dashboards/*.json from scripts/dashboards; ARGS=--check only says what is stale
+	@$(PY) -m scripts.dashboards $(ARGS)
+
+dashboards-preview: dashboards $(if $(PROMETHEUS),,model) ## pictures of them without Grafana: PROMETHEUS=http://127.0.0.1:9090, or a live stack here; OUT=folder
+	@$(PY) -m scripts.dashboards.preview $(if $(PROMETHEUS),--prometheus '$(PROMETHEUS)') $(if $(OUT),--out '$(OUT)') $(ARGS)
+
 ## ---- tenants ------------------------------------------------------------------------------------------------------
 .PHONY: keys usage settings-doc
 keys: .venv/.installed ## API keys: NAME=app1 adds one and prints it once; ARGS='list', ARGS='rotate app1', ARGS='revoke app1'

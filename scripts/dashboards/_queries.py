@@ -1,0 +1,31 @@
+"""The shapes of query that recur."""
+
+from __future__ import annotations
+
+from scripts.dashboards._panels import Query
+
+QUANTILES = {"0.5": "p50", "0.95": "p95", "0.99": "p99"}
+RATE = "[$__rate_interval]"
+
+
+def quantiles(histogram: str, selector: str = "", old: str = "") -> tuple[Query, ...]:
+    """p50, p95, p99 of a histogram; `old` is its name on older engines. Nothing, not NaN, where it saw nothing."""
+
+    def one(q: str, name: str) -> str:
+        return f"histogram_quantile({q}, sum by (le) (rate({name}_bucket{selector}{RATE}))) >= 0"
+
+    return tuple(
+        Query(f"({one(q, histogram)}) or ({one(q, old)})" if old else one(q, histogram), short)
+        for q, short in QUANTILES.items()
+    )
+
+
+def recorded(name: str, selector: str = "") -> tuple[Query, ...]:
+    """The three recorded percentiles of `name`, a rule's name with {} where p50, p95 or p99 stands."""
+    return tuple(Query(f"max({name.format(short)}{selector})", short) for short in QUANTILES.values())
+
+
+def mean(histogram: str, selector: str = "") -> str:
+    """The mean of what a histogram saw; nothing while it sees nothing."""
+    count = f"sum(rate({histogram}_count{selector}{RATE}))"
+    return f"sum(rate({histogram}_sum{selector}{RATE})) / ({count} > 0)"

@@ -1,0 +1,284 @@
+"""The gateway and its micro-batching: what clients see, who waits, what merging saves, what the replicas do."""
+
+from __future__ import annotations
+
+from scripts.dashboards import _looks as looks
+from scripts.dashboards._board import Board, Choice
+from scripts.dashboards._panels import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    YELLOW,
+    Column,
+    Look,
+    Query,
+    graph,
+    listing,
+    number,
+)
+from scripts.dashboards._queries import RATE, quantiles
+from scripts.dashboards._runbooks import link
+from scripts.dashboards._slo import Slo
+
+ROUTE = 'route=~"$route"'
+STATUSES = {"200": GREEN, "429": YELLOW, "499": GREY, "500": RED, "502": RED, "503": ORANGE, "504": PURPLE}
+
+
+def board(slo: Slo) -> Board:
+    board = Board(
+        "vllm-gateway",
+        "Gateway and micro-batching",
+        "What clients see, who waits for admission, what merging saves, and what the replicas do.",
+        choices=(Choice("route", "route", "gateway_request_seconds_count", "Route", everything="/v1/.*"),),
+    )
+    _traffic(board, slo)
+    _admission(board)
+    _batching(board)
+    _replicas(board)
+    _inside(board)
+    return board
+
+
+def _traffic(board: Board, slo: Slo) -> None:
+    board.row("Traffic and latency, as clients see them")
+    requests = graph(
+        1,
+        "Requests by status",
+        "Finished requests a second. 429 and 503 were refused before an engine saw anything; 499 is a client that "
+        "left.",
+        Query(f"sum by (status) (rate(gateway_requests_total{{{ROUTE}}}{RATE}))", "{{status}}"),
+        look=looks.RATE,
+        stacked=True,
+        fixed=STATUSES,
+        runbook=link("GatewayShedding"),
+    )
+    latency = graph(
+        2,
+        "Request latency",
+        "From a request's arrival to the end of its answer, streamed or not. Long answers take long: look at the "
+        "time to "
+        "the first token as well.",
+        *quantiles("gateway_request_seconds", f"{{{ROUTE}}}"),
+        look=looks.SECONDS,
+    )
+    first = graph(
+        3,
+        "Time to first token",
+        f"Streams: from arrival to the first event with content, the wait for admission included. Dashed: the promise, "
+        f"{slo.ttft_limit_s:g} s for {slo.ttft_share:.0%}.",
+        *quantiles("gateway_time_to_first_token_seconds", f"{{{ROUTE}}}"),
+        look=Look("s", steps=((None, GREEN), (slo.ttft_limit_s, RED))),
+        lines=True,
+        runbook=link("TtftSloMissed"),
+    )
+    between = graph(
+        4,
+        "Time between tokens",
+        f"Time between two reads of a stream with content, each divided by its events. Dashed: the promise, "
+        f"{slo.itl_limit_s * 1000:g} ms for {slo.itl_share:.0%}.",
+        *quantiles("gateway_inter_token_latency_seconds"),
+        look=Look("s", steps=((None, GREEN), (slo.itl_limit_s, RED))),
+        lines=True,
+    )
+    routes = graph(
+        5,
+        "Requests by route",
+        "Finished requests a second by the path they asked for.",
+        Query(f"sum by (route) (rate(gateway_requests_total{{{ROUTE}}}{RATE}))", "{{route}}"),
+        look=looks.RATE,
+        stacked=True,
+    )
+    left = graph(
+        6,
+        "Clients that left",
+        "Requests whose client closed the connection before the answer's end, by what the request was then doing.",
+        Query(f"sum by (phase) (rate(gateway_cancelled_total{RATE}))", "{{phase}}"),
+        look=Look("reqps", no_value="No client has left early"),
+        stacked=True,
+    )
+    board.line(8, (8, requests), (8, latency), (8, first))
+    board.line(8, (8, between), (8, routes), (8, left))
+
+
+def _admission(board: Board) -> None:
+    board.row("Admission: who waits, who is refused")
+    requests = graph(
+        10,
+        "Queued and in flight",
+        "Requests waiting for admission, and admitted ones that have not ended. Nothing queued reaches an engine.",
+        Query("sum(gateway_in_flight_requests)", "in flight"),
+        Query("sum(gateway_queued_requests)", "queued"),
+        look=looks.COUNT,
+        fixed={"in flight": BLUE, "queued": ORANGE},
+        runbook=link("GatewayQueueSaturated"),
+    )
+    tokens = graph(
+        11,
+        "Tokens against capacity",
+        "Admission counts tokens: each request's prompt estimate plus its max_tokens. At the dashed line the next one "
+        "waits. The capacity is the engines' KV cache, unless a setting says less.",
+        Query("sum(gateway_in_flight_tokens)", "in flight"),
+        Query("sum(gateway_queued_tokens)", "queued"),
+        Query("sum(gateway_capacity_tokens)", "capacity"),
+        look=looks.TOKENS,
+        fixed={"in flight": BLUE, "queued": ORANGE, "capacity": RED},
+        dashed=("capacity",),
+        runbook=link("GatewayQueueSaturated"),
+    )
+    waited = graph(
+        12,
+        "Wait for admission",
+        "From arrival to admission. Refused requests are not in it: they are told at once.",
+        *quantiles("gateway_queue_seconds"),
+        look=looks.SECONDS,
+    )
+    shed = graph(
+        13,
+        "Refused by cause",
+        "429 and 503 before any engine saw the request. key_*: the key's own limits. no_engine: nothing was ready. The "
+        "others are overload.",
+        Query(f"sum by (cause) (rate(gateway_shed_total{RATE}))", "{{cause}}"),
+        look=Look("reqps", no_value="Nothing has been refused"),
+        stacked=True,
+        runbook=link("GatewayShedding"),
+    )
+    board.line(8, (6, requests), (6, tokens), (6, waited), (6, shed))
+
+
+def _batching(board: Board) -> None:
+    board.row("Micro-batching: what merging saves")
+    size = graph(
+        20,
+        "Prompts in a merged call",
+        "Short completions that arrive together go to the engine as one call. This is the mean, over the calls that "
+        "merged at least two.",
+        Query("gateway:microbatch_prompts:mean5m", "mean"),
+        look=Look("short", 1, no_value="No call has merged in five minutes"),
+    )
+    wait = graph(
+        21,
+        "Wait for company",
+        "What the window costs a batchable request; batching.window_ms bounds it. Nobody waits while the replica has "
+        "nothing of ours in flight.",
+        Query("gateway:microbatch_wait_seconds:mean5m", "mean"),
+        Query("gateway:microbatch_wait_seconds:p95_5m", "p95"),
+        look=Look("s", no_value="No request was batchable in five minutes"),
+    )
+    saved = graph(
+        22,
+        "Engine calls saved",
+        "Calls a second that were not needed: merged into another, or shared with an identical request in flight.",
+        Query("gateway:engine_calls_saved:rate5m", "saved"),
+        Query("gateway:coalesced_requests:rate5m", "of them coalesced"),
+        look=looks.RATE,
+    )
+    share = number(
+        23,
+        "Calls saved",
+        "Engine calls that merging and coalescing made unnecessary, as a share of the answered requests.",
+        Query("gateway:engine_calls_saved:ratio_rate5m"),
+        look=Look("percentunit", 1, maximum=1, no_value="idle"),
+        trend=True,
+    )
+    split = listing(
+        24,
+        "Taken apart again",
+        "Merged calls that were sent again one by one: refused by the engine, unreachable, or without a usable account "
+        "of each client's tokens. Their clients noticed nothing but time.",
+        Query("sum by (cause) (gateway_microbatch_splits_total)"),
+        columns=(Column("cause", "Cause"), Column("Value", "Since the start", looks.MISHAPS, coloured=True)),
+        look=Look("short", 0, no_value="No merged call was taken apart"),
+    )
+    board.line(8, (6, size), (6, wait), (6, saved), (3, share), (3, split))
+
+
+def _replicas(board: Board) -> None:
+    board.row("Replicas")
+    ready = number(
+        30,
+        "Ready",
+        "Whether each replica takes requests. Not ready with a healthy /health is an engine that makes no progress.",
+        Query("min by (replica) (gateway_replica_ready)", "{{replica}}"),
+        look=looks.READY,
+        names=True,
+        runbook=link("EngineAbsent"),
+    )
+    calls = graph(
+        31,
+        "Calls open",
+        "Calls to each engine that are open now. They should be alike: routing evens them out.",
+        Query("sum by (replica) (gateway_upstream_calls)", "{{replica}}"),
+        look=looks.COUNT,
+    )
+    stalled = graph(
+        32,
+        "Without progress",
+        "Time since a replica last made progress though it had work. At timeouts.stall_s it counts as hung.",
+        Query("max by (replica) (gateway_replica_stalled_seconds)", "{{replica}}"),
+        Query('max(gateway_setting{name="stall_s"})', "hung from here on"),
+        look=Look("s", 0),
+        fixed={"hung from here on": RED},
+        dashed=("hung from here on",),
+        runbook=link("EngineHung"),
+    )
+    failures = graph(
+        33,
+        "Failed calls",
+        "Engine calls that failed, by cause, and those sent again elsewhere because the engine had seen nothing of "
+        "them.",
+        Query(f"sum by (cause) (rate(gateway_upstream_failures_total{RATE}))", "{{cause}}"),
+        Query(f"sum(rate(gateway_upstream_retries_total{RATE}))", "sent again"),
+        look=looks.EVENTS,
+    )
+    board.line(8, (4, ready), (6, calls), (7, stalled), (7, failures))
+
+
+def _inside(board: Board) -> None:
+    board.row("The gateway itself")
+    keys = number(
+        40,
+        "Keys in force",
+        "API keys, expired ones included; 0 with authentication disabled as well.",
+        Query("max(gateway_keys)"),
+        look=looks.COUNT,
+    )
+    bad = number(
+        41,
+        "Keys file",
+        "Whether the keys file on disk can be used. If not, an older one is in force: `make keys ARGS=list` says why.",
+        Query("max(gateway_keys_file_bad)"),
+        look=Look("short", 0, steps=((None, GREEN), (1, RED)), words={"0": ("good", GREEN), "1": ("unusable", RED)}),
+    )
+    pending = number(
+        42,
+        "Rows pending",
+        "Usage ledger: rows that are counted and not on disk yet. They grow while the disk refuses them.",
+        Query("max(gateway_ledger_pending_rows)"),
+        look=Look("short", 0, steps=((None, GREEN), (10_000, YELLOW))),
+    )
+    ledger = number(
+        43,
+        "Commits failed",
+        "Of the usage ledger, since the start; each is tried again.",
+        Query("sum(gateway_ledger_failures_total)"),
+        look=looks.MISHAPS,
+    )
+    logs = number(
+        44,
+        "Log lines dropped",
+        "Since the start: stderr took none.",
+        Query("sum(gateway_log_lines_dropped_total)"),
+        look=looks.MISHAPS,
+    )
+    settings = listing(
+        45,
+        "Settings in force",
+        "The settings that decide who waits (docs/settings.md). capacity_tokens 0: the engine's own.",
+        Query("max by (name) (gateway_setting)"),
+        columns=(Column("name", "Setting"), Column("Value", "Value", Look("none"))),
+        look=Look("none"),
+    )
+    board.line(6, (3, keys), (3, bad), (3, pending), (3, ledger), (3, logs), (9, settings))

@@ -1,0 +1,289 @@
+"""The first page for whoever is on call: are the promises kept, and if not, where to look next."""
+
+from __future__ import annotations
+
+from scripts.dashboards import _looks as looks
+from scripts.dashboards._board import Board
+from scripts.dashboards._gpu import gpu_row
+from scripts.dashboards._panels import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    YELLOW,
+    Column,
+    Look,
+    Query,
+    graph,
+    listing,
+    number,
+)
+from scripts.dashboards._queries import RATE, recorded
+from scripts.dashboards._runbooks import UID, link
+from scripts.dashboards._slo import Slo
+from scripts.dashboards.gateway import STATUSES
+
+SEVERITY = Look("none", words={"critical": ("critical", RED), "warning": ("warning", ORANGE)})
+ADVICE = {
+    "engine_absent": "No engine answers",
+    "engine_hung": "An engine makes no progress",
+    "stats_off": "The engine exports no figures",
+    "kv_pressure": "The KV cache is too small for this load",
+    "engine_slots": "The engine's batch is full (max-num-seqs)",
+    "prefix_off": "Prefix caching is off",
+    "prefix_misses": "Prompts miss the prefix cache",
+    "api_server_bound": "The API server limits streaming, not the card",
+    "gateway_queue": "Requests wait in the gateway's queue",
+    "deadline_sheds": "Clients' deadlines are shorter than the wait",
+    "tenant_hog": "One key takes most of the capacity",
+    "idle_window": "The micro-batching window gains nothing",
+}
+
+
+def board(slo: Slo) -> Board:
+    board = Board(
+        "vllm-overview",
+        "Overview",
+        "For the person on call. Read downward: promises, what fires, traffic, queue, engine, card. The promises are "
+        "in "
+        "configs/slo.yaml.",
+    )
+    _promises(board, slo)
+    _now(board)
+    _traffic(board, slo)
+    _queue(board)
+    _engine(board, slo)
+    gpu_row(board, 50)
+    return board
+
+
+def _promises(board: Board, slo: Slo) -> None:
+    allowed = 1 - slo.availability
+    board.row("Promises")
+    answered = number(
+        1,
+        "Answered, 1 hour",
+        f"Share of the requests that were the service's to answer. Promised: {slo.availability:.2%}. Clients' own "
+        "faults, their keys' limits and clients that left don't count.",
+        Query("1 - slo:errors:ratio_rate1h"),
+        look=Look("percentunit", 2, steps=((None, RED), (slo.availability, GREEN)), maximum=1, no_value="idle"),
+        runbook=link("SloErrorBudgetBurnFast"),
+    )
+    budget = number(
+        2,
+        "Budget left, 3 days",
+        "What is left of the failures that the promise allows in three days. Below 0 the promise is broken.",
+        Query(f"1 - slo:errors:ratio_rate3d / {allowed:.6g}"),
+        look=Look(
+            "percentunit", 0, steps=((None, RED), (0.1, YELLOW), (0.5, GREEN)), minimum=None, maximum=1, no_value="idle"
+        ),
+        runbook=link("SloErrorBudgetBurnSlow"),
+    )
+    burn = number(
+        3,
+        "Burn rate, 1 hour",
+        "How fast the budget goes: 1 uses it up exactly in its time, 14.4 uses 2 % of a month's in an hour and pages.",
+        Query(f"slo:errors:ratio_rate1h / {allowed:.6g}"),
+        look=Look("suffix:x", 1, steps=((None, GREEN), (1, YELLOW), (14.4, RED)), no_value="idle"),
+        runbook=link("SloErrorBudgetBurnFast"),
+    )
+    first = number(
+        4,
+        f"TTFT ≤ {slo.ttft_limit_s:g} s",
+        f"Share of the last five minutes' streams whose first token came within {slo.ttft_limit_s:g} s. Promised: "
+        f"{slo.ttft_share:.0%}.",
+        Query('slo:within_limit:ratio_rate5m{slo="ttft"}'),
+        look=Look("percentunit", 1, steps=((None, RED), (slo.ttft_share, GREEN)), maximum=1, no_value="no streams"),
+        runbook=link("TtftSloMissed"),
+    )
+    between = number(
+        5,
+        f"ITL ≤ {slo.itl_limit_s * 1000:g} ms",
+        f"Share of the last five minutes' gaps between tokens that were shorter. Promised: {slo.itl_share:.0%}.",
+        Query('slo:within_limit:ratio_rate5m{slo="itl"}'),
+        look=Look("percentunit", 1, steps=((None, RED), (slo.itl_share, GREEN)), maximum=1, no_value="no streams"),
+    )
+    good = number(
+        6,
+        "Goodput",
+        "Answers a second that can have kept both promises; an upper bound.",
+        Query("slo:goodput:rate5m"),
+        look=Look("reqps", no_value="idle"),
+        trend=True,
+    )
+    up = number(
+        7,
+        "Engines",
+        "Engines that take requests, of those configured. Not ready with a healthy /health is a hung engine.",
+        Query("sum(gateway_replica_ready) / count(gateway_replica_ready)"),
+        look=Look("percentunit", 0, steps=((None, RED), (0.01, YELLOW), (1, GREEN)), maximum=1, no_value="no gateway"),
+        runbook=link("EngineAbsent"),
+    )
+    board.line(4, (4, answered), (4, budget), (4, burn), (3, first), (3, between), (3, good), (3, up))
+
+
+def _now(board: Board) -> None:
+    board.row("Now")
+    firing = listing(
+        10,
+        "Firing alerts",
+        "What Prometheus holds to be true now, silenced or not. Each has a runbook.",
+        Query(
+            'max by (severity, alertname) ((time() - ALERTS_FOR_STATE{severity=~"critical|warning"})'
+            ' and ignoring (alertstate) ALERTS{alertstate="firing", severity=~"critical|warning"})'
+        ),
+        columns=(
+            Column("severity", "Severity", SEVERITY, width=110, coloured=True),
+            Column("alertname", "Alert", link=f"/d/{UID}"),
+            Column("Value", "For", Look("s", 0), width=110),
+        ),
+        look=Look("none", no_value="Nothing is firing"),
+        sort=("Severity", False),
+    )
+    advice = listing(
+        11,
+        "Current advice",
+        "What limits the stack now and is worth a change; `make advise` says by how much and what to do "
+        "(docs/advise.md).",
+        Query('gateway_advice{severity!="info"} == 1'),
+        columns=(
+            Column("severity", "Severity", SEVERITY, width=110, coloured=True),
+            Column("kind", "What", Look("none", words={kind: (words, BLUE) for kind, words in ADVICE.items()})),
+        ),
+        look=Look("none", no_value="Nothing to change"),
+        sort=("Severity", False),
+    )
+    board.line(6, (12, firing), (12, advice))
+
+
+def _traffic(board: Board, slo: Slo) -> None:
+    board.row("Traffic, errors, latency")
+    requests = graph(
+        20,
+        "Requests by status",
+        "For inference, a second. 429 and 503 were refused before an engine saw anything; 499 is a client that left.",
+        Query("sum by (status) (gateway:requests:rate5m)", "{{status}}"),
+        look=Look("reqps", no_value="No requests"),
+        stacked=True,
+        fixed=STATUSES,
+    )
+    errors = graph(
+        21,
+        "Not answered",
+        "Share of the requests that were the service's to answer and got no answer, or a broken one. Dashed: what the "
+        "promise allows.",
+        Query("slo:errors:ratio_rate5m", "5 minutes"),
+        Query("slo:errors:ratio_rate1h", "1 hour"),
+        look=Look("percentunit", steps=((None, GREEN), (1 - slo.availability, RED)), no_value="Idle"),
+        lines=True,
+        fixed={"5 minutes": BLUE, "1 hour": PURPLE},
+        runbook=link("SloErrorBudgetBurnFast"),
+    )
+    first = graph(
+        22,
+        "Time to first token",
+        f"Streams, as clients see them. Dashed: the promise, {slo.ttft_limit_s:g} s for {slo.ttft_share:.0%}.",
+        *recorded("gateway:time_to_first_token_seconds:{}_5m"),
+        look=Look("s", steps=((None, GREEN), (slo.ttft_limit_s, RED)), no_value="No streams"),
+        lines=True,
+        runbook=link("TtftSloMissed"),
+    )
+    tokens = graph(
+        23,
+        "Tokens",
+        "Of all engines. Prompt tokens include cached ones.",
+        Query("sum(model:prompt_tokens:rate5m)", "prompt"),
+        Query("sum(model:generation_tokens:rate5m)", "generated"),
+        look=looks.TOKENS_RATE,
+        fixed={"prompt": PURPLE, "generated": GREEN},
+    )
+    board.line(8, (6, requests), (6, errors), (6, first), (6, tokens))
+
+
+def _queue(board: Board) -> None:
+    board.row("Queue")
+    queued = graph(
+        30,
+        "Queued and in flight",
+        "Requests waiting for admission at the gateway, and admitted ones that have not ended.",
+        Query("sum(gateway_in_flight_requests)", "in flight"),
+        Query("sum(gateway_queued_requests)", "queued"),
+        look=looks.COUNT,
+        fixed={"in flight": BLUE, "queued": ORANGE},
+        runbook=link("GatewayQueueSaturated"),
+    )
+    waited = graph(
+        31,
+        "Wait for admission",
+        "Admitted requests; refused ones are told at once.",
+        *recorded("gateway:queue_seconds:{}_5m"),
+        look=Look("s", no_value="Nothing was admitted"),
+        runbook=link("GatewayQueueSaturated"),
+    )
+    shed = graph(
+        32,
+        "Refused by cause",
+        "key_*: a key's own limits. no_engine: nothing was ready. The others are overload.",
+        Query(f"sum by (cause) (rate(gateway_shed_total{RATE}))", "{{cause}}"),
+        look=Look("reqps", no_value="Nothing has been refused"),
+        stacked=True,
+        runbook=link("GatewayShedding"),
+    )
+    failures = graph(
+        33,
+        "Failed engine calls",
+        "By cause. unreachable was tried again elsewhere and need not have cost a client anything.",
+        Query("gateway:upstream_failures:rate5m", "{{cause}}"),
+        look=Look("cps", no_value="No call has failed"),
+        stacked=True,
+        runbook=link("EngineAbsent"),
+    )
+    board.line(8, (6, queued), (6, waited), (6, shed), (6, failures))
+
+
+def _engine(board: Board, slo: Slo) -> None:
+    board.row("Engine")
+    batch = graph(
+        40,
+        "Running and waiting",
+        "In the engines' batches, and taken by them but not scheduled.",
+        Query("sum(model:requests_running:sum)", "running"),
+        Query("sum(model:requests_waiting:sum)", "waiting"),
+        look=looks.COUNT,
+        fixed={"running": BLUE, "waiting": ORANGE},
+        runbook=link("EngineKvPressure"),
+    )
+    usage = graph(
+        41,
+        "KV cache usage",
+        "Blocks that running requests hold. High is healthy; with requests waiting or preempted it is pressure.",
+        Query("max by (instance) (vllm:gpu_cache_usage_ratio)", "{{instance}}"),
+        look=Look("percentunit", maximum=1, no_value="No engine"),
+        runbook=link("EngineKvPressure"),
+    )
+    ratio = graph(
+        42,
+        "Prefix cache hit ratio",
+        f"Hits over looked-up prompt tokens, five minutes. Dashed: {slo.prefix_hit_ratio:.0%}, where prompts share a "
+        "beginning.",
+        Query("vllm:cache_hit_ratio", "{{model_name}}"),
+        look=Look(
+            "percentunit", steps=((None, RED), (slo.prefix_hit_ratio, GREEN)), maximum=1, no_value="Idle, or off"
+        ),
+        lines=True,
+        runbook=link("EngineLowHitRatio"),
+    )
+    preempted = graph(
+        43,
+        "Preemptions",
+        "Requests that lost their KV blocks to others and are computed again.",
+        Query("sum by (instance) (engine:preemptions:rate5m)", "{{instance}}"),
+        look=Look("cps", no_value="No engine"),
+        runbook=link("EnginePreemptions"),
+    )
+    board.line(8, (6, batch), (6, usage), (6, ratio), (6, preempted))
+
+
+__all__ = ["GREY", "board"]
