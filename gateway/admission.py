@@ -188,6 +188,8 @@ class Admission:
         allowed_s = self._allowed_s(deadline_s, now)
         # What fits now waits for a turn at most; the pace says nothing about that while a large request is held up.
         if wait_s is not None and wait_s > allowed_s and not self._fits(tokens):
+            if wait_s <= self._settings.max_wait_s:
+                self._metrics.deadline_shed.labels(tenant.name).inc()
             raise self._refusal(
                 "predicted_wait", tenant, f"would wait {wait_s:.1f} s, {allowed_s:.1f} s allowed", wait_s - allowed_s
             )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Self
 
 from gateway.admission import Admission
+from gateway.advisor import Advisor
 from gateway.auth import AdminToken, Authenticator, read_secret
 from gateway.client import App, Receive, Scope, Send
 from gateway.errors import MethodNotAllowedError
@@ -44,7 +45,8 @@ class Gateway:
         self.replicas = Replicas(settings, self.metrics, clock, engine_key, self._replicas_changed)
         self.upstream = Upstream(settings.timeouts, settings.limits.max_answer_bytes, engine_key)
         self.inference = Inference(settings, self.replicas, self.admission, self.upstream, self.metrics, clock)
-        health = Health(self.replicas, self.admission, self.inference)
+        self.advisor = Advisor(settings, self.metrics, self.replicas, clock)
+        health = Health(self.replicas, self.admission, self.inference, self.advisor)
         cold = public_app(settings, self.replicas, health)
         self.tracing = make_tracing(settings.tracing)
         self.ledger = Ledger(settings.ledger.path, self.metrics) if settings.ledger.path else None
@@ -64,8 +66,8 @@ class Gateway:
                 await stack.enter_async_context(self.ledger)
             await stack.enter_async_context(self.upstream)
             await stack.enter_async_context(self.replicas)
-            follower = asyncio.create_task(self.authenticator.follow_file(), name="keys file")
-            stack.push_async_callback(_cancel, follower)
+            for work, name in ((self.authenticator.follow_file(), "keys file"), (self.advisor.run(), "advice")):
+                stack.push_async_callback(_cancel, asyncio.create_task(work, name=name))
             self._stack = stack.pop_all()
         return self
 

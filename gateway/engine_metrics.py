@@ -14,6 +14,8 @@ class EngineFigures:
     waiting: float = 0
     tokens: float | None = None
     capacity_tokens: int | None = None
+    block_size: int | None = None  # tokens
+    started_s: float | None = None  # Unix time; several API servers don't tell it
 
 
 _WANTED = (
@@ -22,6 +24,7 @@ _WANTED = (
     "vllm:prompt_tokens_total",
     "vllm:generation_tokens_total",
     "vllm:cache_config_info",
+    "process_start_time_seconds",
 )
 
 
@@ -32,6 +35,8 @@ def read_engine_metrics(page: str) -> EngineFigures:
     running = waiting = tokens = 0.0
     seen_tokens = False
     capacity = 0
+    block_size: int | None = None
+    started_s: float | None = None
     try:
         for family in text_string_to_metric_families(lines):
             for sample in family.samples:
@@ -46,9 +51,13 @@ def read_engine_metrics(page: str) -> EngineFigures:
                     seen_tokens = True
                 elif sample.name == "vllm:cache_config_info":
                     capacity += _capacity(sample.labels)
+                    size = sample.labels.get("block_size", "")
+                    block_size = int(size) if size.isdecimal() and int(size) else block_size
+                elif sample.name == "process_start_time_seconds":
+                    started_s = sample.value
     except ValueError:  # the parser's word for a line it can't read
         return EngineFigures()
-    return EngineFigures(running, waiting, tokens if seen_tokens else None, capacity or None)
+    return EngineFigures(running, waiting, tokens if seen_tokens else None, capacity or None, block_size, started_s)
 
 
 def _capacity(labels: dict[str, str]) -> int:

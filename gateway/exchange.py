@@ -14,6 +14,7 @@ class Reply:
     content_type: str = "application/json"
     retry_after: str | None = None
     usage: tuple[int, int] | None = None  # prompt and generation tokens
+    cached_tokens: int | None = None  # of the prompt, where the engine tells
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class Exchange:
     first_token_s: float | None = None
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    cached_tokens: int | None = None  # of the prompt, where the engine tells
     phase: str = "reading"  # reading, queued, waiting, streaming: where a leaving client was
     failure: str = ""  # cause label of an upstream failure
     refused: bool = False  # by admission, a key's limits, or for want of an engine

@@ -3,6 +3,7 @@
 from typing import Any
 
 from gateway.admission import Admission
+from gateway.advisor import Advisor
 from gateway.inference import Inference
 from gateway.middleware import Edge
 from gateway.replicas import Replicas
@@ -11,10 +12,11 @@ from gateway.replicas import Replicas
 class Health:
     """Reads the state of the other rooms; changes nothing."""
 
-    def __init__(self, replicas: Replicas, admission: Admission, inference: Inference) -> None:
+    def __init__(self, replicas: Replicas, admission: Admission, inference: Inference, advisor: Advisor) -> None:
         self._replicas = replicas
         self._admission = admission
         self._inference = inference
+        self._advisor = advisor
         self.edge: Edge | None = None
 
     @property
@@ -57,4 +59,5 @@ class Health:
                 "drain_tokens_per_s": admission.drain_tokens_per_s,
             },
             "microbatches": {"waiting": self._inference.batcher.waiting},
+            "advice": self._advisor.advice(),
         }

@@ -14,6 +14,7 @@ Nothing calls back upwards; failures rise as GatewayError to the edge.
 """
 
 import asyncio
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ from gateway.exchange import Exchange, Reply
 from gateway.limits import TokenEstimator, request_cost
 from gateway.merging import mergeable
 from gateway.metrics import Metrics
+from gateway.prefixes import Look, Prefixes, outcomes
 from gateway.protocol import HOT_ROUTES, Envelope, Kind, carries_grammar, parse, unknown_model, with_fields
 from gateway.relay import StreamRelay, read_whole
 from gateway.replicas import Replica, Replicas
@@ -71,6 +73,9 @@ class Inference:
         self._room = BodyRoom(settings.limits.max_arriving_bytes)
         self.estimator = TokenEstimator()
         self._issued = _Issued()
+        self.prefixes = Prefixes()
+        metrics.prefix_entries.set_function(lambda: len(self.prefixes))
+        self._prefix_tokens = functools.lru_cache(4096)(metrics.prefix_tokens.labels)
         self.batcher = MicroBatcher(settings.batching, metrics, self._send_merged, clock)
         self.coalescer = Coalescer(metrics, self._serve, clock, settings.timeouts.total_s / 2)
 
@@ -153,8 +158,12 @@ class Inference:
     ) -> None:
         added = self._added_fields(exchange, envelope)
         tried: set[str] = set()
+        looks: tuple[list[Look], int] | None = None
         while True:
             replica = await self._route(envelope, tried)
+            if looks is None:
+                epoch = (replica.url, replica.starts)
+                looks = self.prefixes.look(envelope.document, exchange.owner.group, epoch, self._clock())
             exchange.replica = replica.url
             try:
                 alone = not replica.in_flight or exchange.owner.prompt_tokens_details
@@ -162,15 +171,22 @@ class Inference:
                     reply = await self.batcher.submit(replica, envelope, exchange.upstream_id, tokens, added)
                     if reply is not None:
                         await self._deliver(exchange, reply, sink)
-                        return
+                        break
                 await self._ask_alone(exchange, envelope, replica, added, sink, limit)
-                return
+                break
             except UpstreamUnreachableError:
                 # It has seen nothing of the request, so the next one may: the only case of a retry.
                 self._replicas.report_unreachable(replica)
                 self._metrics.failures.labels("unreachable").inc()
                 self._metrics.retries.inc()
                 tried.add(replica.url)
+        if exchange.prompt_tokens:
+            cached = (
+                exchange.cached_tokens if envelope.size.prompts == 1 else None
+            )  # a list's is its last prompt's only
+            told = outcomes(*looks, exchange.prompt_tokens, cached, replica.block_size)
+            for outcome, tokens in told.items():
+                self._prefix_tokens(exchange.tenant_label, outcome).inc(tokens)
 
     async def _route(self, envelope: Envelope, tried: set[str]) -> Replica:
         model = self._served_model(envelope)
@@ -242,6 +258,7 @@ class Inference:
             exchange.failure = "engine_5xx"
         if reply.usage is not None:
             exchange.prompt_tokens, exchange.generation_tokens = reply.usage
+            exchange.cached_tokens = reply.cached_tokens
         await sink.whole(reply)
 
     async def _send_merged(self, target: Target, kind: Kind, body: bytes, upstream_id: str) -> Reply:

@@ -59,6 +59,11 @@ class Metrics:
         self.shed = counter(
             "shed_total", "Requests refused with 429 or 503 before they reached an engine.", "cause", "tenant"
         )
+        self.deadline_shed = counter(
+            "deadline_shed_total",
+            "Of those refused for the predicted wait: those that only their own deadline forbade to wait.",
+            "tenant",
+        )
         # Micro-batching.
         self.batch_prompts = histogram(
             "microbatch_prompts", "Prompts in each merged call.", (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)
@@ -69,6 +74,11 @@ class Metrics:
         self.merged = counter("merged_requests_total", "Requests answered from a merged call.")
         self.splits = counter("microbatch_splits_total", "Merged calls taken apart again, by cause.", "cause")
         self.coalesced = counter("coalesced_requests_total", "Requests that shared another's engine call.")
+        # What the prefix cache could make of the prompts (prefixes.py says what the outcomes mean).
+        self.prefix_tokens = counter(
+            "prefix_tokens_total", "Prompt tokens of answered requests by their prefix's outcome.", "tenant", "outcome"
+        )
+        self.prefix_entries = gauge("prefix_entries", "Leading parts of prompts that are remembered, as hashes.")
         # Engines.
         self.failures = counter("upstream_failures_total", "Engine calls that failed, by cause.", "cause")
         self.retries = counter("upstream_retries_total", "Calls sent again to an engine that had seen nothing of them.")
@@ -77,6 +87,9 @@ class Metrics:
         self.replica_stalled_seconds = gauge(
             "replica_stalled_seconds", "Time without forward progress though there was work.", "replica"
         )
+        # Advice (advisor.py), and the settings it goes by.
+        self.advice = gauge("advice", "1 while this advice holds; /status has its words.", "kind", "severity")
+        self.setting = gauge("setting", "Settings that limit: the unit is in the name, 0 is unset.", "name")
         # State that is read again while running.
         self.keys_reload_failures = counter("keys_reload_failures_total", "Changed keys files that could not be used.")
         self.keys_file_bad = gauge(

@@ -47,7 +47,7 @@ async def read_whole(answer: Answer, kind: Kind) -> Reply:
     if not isinstance(document, dict):
         raise UpstreamFailedError(f"the engine answered {answer.status} with a body that is no JSON object")
     if 200 <= answer.status < 300 and not _is_error(document):
-        return Reply(answer.status, body, usage=sse.usage_of(document))
+        return Reply(answer.status, body, usage=sse.usage_of(document), cached_tokens=sse.cached_of(document))
     if answer.status < 400:
         raise UpstreamFailedError(f"the engine answered {answer.status} with something that is no answer")
     if answer.status in (401, 403):
@@ -288,6 +288,8 @@ class StreamRelay:
             if document is not None and usage is not None:
                 self._exchange.prompt_tokens = max(self._exchange.prompt_tokens, usage[0])
                 self._exchange.generation_tokens = max(self._exchange.generation_tokens, usage[1])
+                if (cached := sse.cached_of(document)) is not None:
+                    self._exchange.cached_tokens = cached
                 if self._hide_usage and document.get("choices") == []:
                     continue
             kept.append(event)

@@ -50,6 +50,10 @@ class Replica:
     was_ready: bool = False
     models: dict[str, int | None] = field(default_factory=dict)  # served model name -> max_model_len (tokens)
     capacity_tokens: int | None = None
+    block_size: int | None = None  # tokens
+    starts: int = 0  # of the engine, as far as we saw: what it had cached before is gone
+    started_s: float | None = None
+    page: str = ""  # its last /metrics
     in_flight: int = 0
     missed_looks: int = 0  # in a row, by silence
     looks: int = 0  # since its models were read
@@ -234,12 +238,25 @@ class Replicas:
             page = await self._client.get(f"{replica.url}/metrics")
         except httpx.HTTPError:
             return
-        figures = read_engine_metrics(page.text) if page.status_code == 200 else EngineFigures()
+        replica.page = page.text if page.status_code == 200 else ""
+        figures = read_engine_metrics(replica.page)
+        self._notice_restart(replica, figures)
+        replica.block_size = figures.block_size or replica.block_size
         if figures.capacity_tokens is not None and figures.capacity_tokens != replica.capacity_tokens:
             replica.capacity_tokens = figures.capacity_tokens
             self._on_change()
         if figures.tokens is not None:
             replica.progress.observe(Sample(self._clock(), figures.running, figures.waiting, figures.tokens))
+
+    @staticmethod
+    def _notice_restart(replica: Replica, figures: EngineFigures) -> None:
+        last = replica.progress.last_sample
+        if figures.started_s is not None:
+            restarted = replica.started_s not in (None, figures.started_s)
+            replica.started_s = figures.started_s
+        else:
+            restarted = last is not None and figures.tokens is not None and figures.tokens < last.tokens
+        replica.starts += restarted
 
     async def _read_models(self, replica: Replica) -> str | None:
         """Learn what the engine serves; what stands in the way of that, if anything."""

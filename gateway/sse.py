@@ -116,12 +116,8 @@ def usage_of(document: dict[str, Any]) -> tuple[int, int] | None:
 
     None as well where one of the figures can't be true: not a whole number, negative, above MAX_TOKENS.
     """
-    usage = document.get("usage")
-    for wrapper in ("response", "message"):  # where the events of responses and messages carry it
-        inner = document.get(wrapper)
-        if usage is None and isinstance(inner, dict):
-            usage = inner.get("usage")
-    if not isinstance(usage, dict):
+    usage = _usage(document)
+    if usage is None:
         return None
     prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0))
     generation = usage.get("completion_tokens", usage.get("output_tokens", 0))
@@ -131,3 +127,20 @@ def usage_of(document: dict[str, Any]) -> tuple[int, int] | None:
     if not all(type(figure) is int and 0 <= figure <= MAX_TOKENS for figure in figures):
         return None
     return sum(figures[:-1]), figures[-1]
+
+
+def cached_of(document: dict[str, Any]) -> int | None:
+    """Prompt tokens that came from the prefix cache, if this event or answer says so, in any of the served dialects."""
+    usage = _usage(document) or {}
+    details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
+    cached = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cache_read_input_tokens")
+    return cached if type(cached) is int and 0 <= cached <= MAX_TOKENS else None
+
+
+def _usage(document: dict[str, Any]) -> dict[str, Any] | None:
+    usage = document.get("usage")
+    for wrapper in ("response", "message"):  # where the events of responses and messages carry it
+        inner = document.get(wrapper)
+        if usage is None and isinstance(inner, dict):
+            usage = inner.get("usage")
+    return usage if isinstance(usage, dict) else None

@@ -96,7 +96,7 @@ async def best(work: Callable[[], Awaitable[None]], times: int, runs: int) -> fl
 async def measure(runs: int) -> dict[str, float]:
     gateway = Gateway(Settings(auth={"disabled": True}, logs={"access": False}))
     replica = gateway.replicas.all[0]
-    replica.models, replica.state = {MODEL: 8192}, State.READY
+    replica.models, replica.state, replica.block_size = {MODEL: 8192}, State.READY, 16
     gateway.admission.set_capacity(100_000)
     events = [*map(event, range(EVENTS)), b"data: [DONE]\n\n"]
 

@@ -17,11 +17,12 @@ vllm:prompt_tokens_created{engine="0",model_name="m"} 1.7e+09
 vllm:prompt_tokens_cached_total{engine="0",model_name="m"} 7.0
 vllm:generation_tokens_total{engine="0",model_name="m"} 40.0
 vllm:cache_config_info{block_size="16",engine="0",kv_cache_size_tokens="1048576",num_gpu_blocks="9"} 1.0
+process_start_time_seconds 1.7e+09
 """
 
 
 def test_the_figures_of_a_current_engine() -> None:
-    assert read_engine_metrics(NEW) == EngineFigures(running=3, waiting=5, tokens=140, capacity_tokens=1048576)
+    assert read_engine_metrics(NEW) == EngineFigures(3, 5, 140, 1048576, block_size=16, started_s=1.7e9)
 
 
 def test_capacity_of_an_engine_that_tells_blocks_only() -> None:
@@ -36,7 +37,7 @@ def test_a_capacity_not_told_is_none(labels: str) -> None:
 
 def test_several_engines_behind_one_port_are_summed() -> None:
     page = NEW + NEW.replace('engine="0"', 'engine="1"')
-    assert read_engine_metrics(page) == EngineFigures(running=6, waiting=10, tokens=280, capacity_tokens=2097152)
+    assert read_engine_metrics(page) == EngineFigures(6, 10, 280, 2097152, block_size=16, started_s=1.7e9)
 
 
 @pytest.mark.parametrize(
