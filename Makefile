@@ -5,6 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 ARGS ?=
+NAME := # the command line's alone: WSL exports a NAME of its own
 
 .PHONY: help
 help: ## this list
@@ -40,8 +41,9 @@ lock: ## pin the newest versions the ranges of pyproject.toml allow (needs uv on
 
 ## ---- on this machine, without Docker ------------------------------------------------------------------------------
 .PHONY: model
-model: engine-check .venv/.installed .venv-engine/.installed ## the small real chat model, into the user's cache (once)
-	@$(PY) -m scripts.model_fetch $(if $(filter model,$(MAKECMDGOALS)),$(ARGS))
+MODEL_NAME = $(if $(filter model,$(MAKECMDGOALS)),$(NAME))
+model: $(if $(MODEL_NAME),,engine-check) .venv/.installed $(if $(MODEL_NAME),,.venv-engine/.installed) ## the small chat model, into the user's cache; NAME=org/model[@revision] or NAME=/path: that one, into MODELS_DIR (AS=name)
+	@$(PY) -m $(if $(MODEL_NAME),scripts.model_fetch_named '$(NAME)' $(if $(AS),--as '$(AS)'),scripts.model_fetch) $(if $(filter model,$(MAKECMDGOALS)),$(ARGS))
 
 .PHONY: demo
 demo: model ## engine, gateway and Prometheus here, and a chat through them; ARGS=--once ends after it
@@ -72,7 +74,7 @@ test-engine: model ## the gateway in front of a real vLLM on CPU
 	@scripts/stage.sh engine $(PY) -m pytest tests/engine $(ARGS)
 
 ## ---- the stack ----------------------------------------------------------------------------------------------------
-.PHONY: up up-cpu down upgrade logs ps shell-engine test-stack
+.PHONY: up up-cpu down upgrade backup restore verify-grafana logs ps shell-engine test-stack
 up: .venv/.installed ## the stack on this machine's GPU: checked, started, waited for; ARGS=--dry-run only says
 	@$(PY) -m scripts.up $(ARGS)
 
@@ -84,6 +86,15 @@ down: .venv/.installed ## end the streams, then stop the stack; volumes stay
 
 upgrade: .venv/.installed ## another image of the engine, under load, with its way back: ENGINE_IMAGE=vllm/vllm-openai:v0.33.0
 	@$(PY) -m scripts.upgrade $(if $(ENGINE_IMAGE),'$(ENGINE_IMAGE)') $(ARGS)
+
+backup: .venv/.installed ## one file of keys, settings, usage ledger and Prometheus's data; FILE=backups/NAME.tar
+	@$(PY) -m scripts.backup $(if $(FILE),'$(FILE)') $(ARGS)
+
+restore: .venv/.installed ## put a backup back, on a stopped stack: FILE=backups/NAME.tar ARGS=--replace
+	@$(PY) -m scripts.restore $(if $(FILE),'$(FILE)') $(ARGS)
+
+verify-grafana: .venv/.installed ## data source, every dashboard and query of the running Grafana, and again after a restart
+	@$(PY) -m scripts.verify_grafana $(ARGS)
 
 logs: ## follow the logs; SERVICE=gateway for one of them
 	@docker compose --profile '*' logs --follow --tail 100 $(SERVICE)
@@ -98,6 +109,16 @@ test-stack: install model ## all of it on a real engine in real containers, its 
 	$(PY) -m pytest tests/stack $(ARGS)
 
 ## ---- measuring ----------------------------------------------------------------------------------------------------
+.PHONY: bench bench-ladder bench-compare
+bench: .venv/.installed ## measure by a plan: PLAN=configs/bench/smoke.yaml, on engines of its own or ARGS='--engine URL --tokenizer DIR'
+	@$(PY) -m scripts.bench $(or $(PLAN),configs/bench/workloads.yaml) $(ARGS)
+
+bench-ladder: .venv/.installed ## the guide's headline, climbed step by step on your card: ARGS='--image vllm/vllm-openai:v0.32.0'
+	@$(PY) -m scripts.bench configs/bench/ladder.yaml $(ARGS)
+
+bench-compare: .venv/.installed ## two runs side by side: A=results/bench/one B=results/bench/other
+	@$(PY) -m scripts.bench.compare '$(A)' '$(B)' $(ARGS)
+
 .PHONY: bench-gateway bench-window bench-cpu soak
 bench-gateway: .venv/.installed ## what the gateway adds: latency, requests per CPU-second, memory
 	@$(PY) -m scripts.bench_gateway $(ARGS)

@@ -1,7 +1,8 @@
 """Measures an engine, or a plan of engines, by `vllm bench serve` and by whole answers; writes a report.
 
     python -m scripts.bench PLAN.yaml [--out DIR] [--engine URL [--gateway URL] [--key-file FILE] --tokenizer DIR]
-                            [--model DIR] [--texts FILE] [--python PROGRAM] [--retry] [--dry-run] [--json]
+                            [--model DIR] [--texts FILE] [--image IMAGE] [--python PROGRAM] [--retry]
+                            [--dry-run] [--json]
 
 Without --engine each entry of the plan gets an engine of its own. The same command again goes on where a run ended.
 Exit codes: 0 all measured; 1 something was not, and the report says what; 2 wrong usage or an unusable plan;
@@ -20,7 +21,7 @@ from typing import Any
 
 from scripts import model_fetch
 from scripts._children import Terminated, raise_on_termination
-from scripts.bench import figures, plan, runner, workloads
+from scripts.bench import engine, figures, plan, runner, workloads
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -36,6 +37,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="model directory, instead of the plan's")
     parser.add_argument("--texts", type=Path, help="real chats instead of generated ones (scripts/bench/lengths.py)")
     parser.add_argument("--python", default=str(ROOT / ".venv-engine/bin/python"), help="of the environment with vLLM")
+    parser.add_argument("--image", help="start engines in Docker from this image, with all GPUs")
     parser.add_argument("--retry", action="store_true", help="try what failed before once more")
     parser.add_argument("--dry-run", action="store_true", help="say what would be measured")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -63,7 +65,7 @@ def make_run(arguments: argparse.Namespace) -> runner.Run:
     return runner.Run(
         chosen,
         folder.absolute(),
-        arguments.python,
+        engine.Launcher(arguments.python, arguments.image),
         lambda line: print(line, file=sys.stderr, flush=True),
         attached,
         texts,

@@ -39,9 +39,29 @@ class Target:
     facts: Mapping[str, str] = field(default_factory=dict)  # version and labels of vllm:cache_config_info
 
 
+@dataclass(frozen=True)
+class Launcher:
+    """How an engine is started: `python`'s own vLLM, or, with `image`, that image in Docker with all GPUs."""
+
+    python: str
+    image: str | None = None
+
+    def command(
+        self, model: str, arguments: Sequence[str], environment: Mapping[str, str], name: str
+    ) -> tuple[list[str], dict[str, str]]:
+        """The command up to the address to listen at, and what it needs in its environment."""
+        known = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **environment}
+        if self.image is None:
+            return [self.python, *VLLM, "serve", model, *arguments], known
+        variables = [part for variable in known.items() for part in ("--env", "=".join(variable))]
+        docker = ["docker", "run", "--rm", "--init", "--name", name, "--network", "host", "--gpus", "all"]
+        docker += ["--shm-size", "2g", *variables, "--volume", f"{Path(model).resolve()}:/model:ro"]
+        return [*docker, self.image, "/model", *arguments], {}
+
+
 @contextlib.contextmanager
 def running(
-    python: str,
+    launcher: Launcher,
     model: str,
     arguments: Sequence[str],
     *,
@@ -51,12 +71,16 @@ def running(
 ) -> Iterator[str]:
     """`vllm serve` under the guard that leaves nothing behind; yields its URL once it answers. Raises StartError."""
     port = _ports.free_port()
-    command = [python, *VLLM, "serve", model, *arguments, "--host", _ports.HOST, "--port", str(port)]
-    known = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    with _guarded(command, {**known, **environment}, log) as process:
-        url = f"http://{_ports.HOST}:{port}"
-        _until(f"{url}/health", process, log, start_s)
-        yield url
+    name = f"vllm-stack-bench-{port}"
+    command, variables = launcher.command(model, arguments, environment, name)
+    try:
+        with _guarded([*command, "--host", _ports.HOST, "--port", str(port)], variables, log) as process:
+            url = f"http://{_ports.HOST}:{port}"
+            _until(f"{url}/health", process, log, start_s)
+            yield url
+    finally:
+        if launcher.image:  # its client's death is not the container's
+            subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False)
 
 
 @contextlib.contextmanager

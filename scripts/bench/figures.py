@@ -30,7 +30,26 @@ def summarise(plan: Plan, results: Mapping[str, Sequence[Mapping[str, Any]]]) ->
                 "under": ratio.under,
                 "aim": ratio.aim,
             }
-    return {"rows": rows, "ratios": ratios}
+    return {"rows": rows, "ratios": ratios, "ladder": _ladder(plan.ladder, rows)}
+
+
+def _ladder(keys: Sequence[str], rows: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each step beside the last one before it that was measured. `shown` tells a gain or loss from the spread."""
+    steps: list[dict[str, Any]] = []
+    measured = [key for key in keys if key in rows]
+    for number, key in enumerate(measured):
+        rate = rows[key]["requests_per_s"]
+        first, last = (rows[measured[0]]["requests_per_s"], rows[measured[max(number - 1, 0)]]["requests_per_s"])
+        steps.append(
+            {
+                "step": key,
+                "requests_per_s": rate,
+                "over_previous": rate["median"] / last["median"],
+                "shown": rate["least"] > last["most"] or rate["most"] < last["least"],
+                "over_first": rate["median"] / first["median"],
+            }
+        )
+    return steps
 
 
 def _row(repeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Row(_Part):
     through: Literal["engine", "gateway"] = "engine"
     endpoint: Literal["chat", "completions"] = "chat"
     stream: bool = True
+    answer_tokens: int | None = Field(None, ge=1)  # default: the workload's own lengths
     repeats: int = Field(3, ge=1)
 
     @model_validator(mode="after")
@@ -51,6 +52,7 @@ class Boot(_Part):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     title: str = ""
     model: str | None = None  # default: the plan's
+    profile: str | None = None  # a file of configs/engine, without .yaml: its arguments come first
     arguments: tuple[str, ...] = ()  # of `vllm serve`, after the model
     environment: dict[str, str] = Field(default_factory=dict)
     gateway: dict[str, str] = Field(default_factory=dict)  # settings of the gateway in front (GATEWAY__...)
@@ -74,6 +76,7 @@ class Plan(_Part):
     arguments: tuple[str, ...] = ()  # of every boot, before its own
     boots: Annotated[tuple[Boot, ...], Field(min_length=1)]
     ratios: tuple[Ratio, ...] = ()
+    ladder: tuple[str, ...] = ()  # boot/row, each compared with the one before
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -81,10 +84,10 @@ class Plan(_Part):
         twice = sorted({key for key in keys if keys.count(key) > 1})
         if twice:
             raise ValueError(f"measured twice under one name: {', '.join(twice)}")
-        for ratio in self.ratios:
-            for key in (ratio.over, ratio.under):
-                if key not in keys:
-                    raise ValueError(f"ratio {ratio.name}: {key} is not a measurement of this plan")
+        named = {f"ratio {ratio.name}": (ratio.over, ratio.under) for ratio in self.ratios} | {"ladder": self.ladder}
+        for place, wanted in named.items():
+            if missing := [key for key in wanted if key not in keys]:
+                raise ValueError(f"{place}: {missing[0]} is not a measurement of this plan")
         return self
 
     def measurements(self) -> Iterator[tuple[Boot, Row, int]]:

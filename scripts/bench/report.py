@@ -23,6 +23,7 @@ _STYLE = (
     "td:first-child,th:first-child{text-align:left}img{max-width:100%}code{background:#f4f4f4;padding:.1rem .3rem}"
     "pre{background:#f4f4f4;padding:1rem;overflow:auto}"
 )
+_LADDER = ("step", "req/s, median (least – most)", "over the step before", "more than the spread", "over the first")
 
 
 def table(summary: Mapping[str, Any]) -> list[list[str]]:
@@ -54,6 +55,9 @@ def markdown(plan: Plan, summary: Mapping[str, Any]) -> str:
     if summary["ratios"]:
         lines += ["", "| ratio of requests/s | value | least – most | aim |", "|---|---|---|---|"]
         lines += [f"| {' | '.join(cells)} |" for cells in _ratios(summary)]
+    if summary["ladder"]:
+        lines += ["", f"| {' | '.join(_LADDER)} |", "|---|---|---|---|---|"]
+        lines += [f"| {' | '.join(cells)} |" for cells in _ladder(summary)]
     if summary["failures"]:
         lines += ["", "Not measured:", ""]
         lines += [f"- {name}: {reason}" for name, reason in summary["failures"].items()]
@@ -70,6 +74,8 @@ def page(plan: Plan, summary: Mapping[str, Any], results: Results) -> str:
     parts.append(_html_table(header, rows))
     if summary["ratios"]:
         parts += ["<h2>Ratios</h2>", _html_table(["of requests/s", "value", "least – most", "aim"], _ratios(summary))]
+    if summary["ladder"]:
+        parts += ["<h2>Step by step</h2>", _html_table(_LADDER, _ladder(summary))]
     if summary["failures"]:
         items = "".join(f"<li><b>{html.escape(k)}</b>: {html.escape(v)}</li>" for k, v in summary["failures"].items())
         parts += ["<h2>Not measured</h2>", f"<ul>{items}</ul>"]
@@ -194,6 +200,19 @@ def _ratios(summary: Mapping[str, Any]) -> list[list[str]]:
             f"≥ {ratio['aim']}" if ratio["aim"] else "",
         ]
         for name, ratio in summary["ratios"].items()
+    ]
+
+
+def _ladder(summary: Mapping[str, Any]) -> list[list[str]]:
+    return [
+        [
+            step["step"],
+            _span(step["requests_per_s"]),
+            f"× {step['over_previous']:.2f}" if number else "",
+            ("yes" if step["shown"] else "no, within the spread") if number else "",
+            f"× {step['over_first']:.2f}",
+        ]
+        for number, step in enumerate(summary["ladder"])
     ]
 
 

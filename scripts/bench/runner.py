@@ -26,6 +26,7 @@ from scripts.bench.plan import Boot, Plan, PlanError, Row
 from scripts.bench.watch import Watch
 
 START_S = 1800
+PROFILES = engine.ROOT / "configs" / "engine"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Run:
 
     plan: Plan
     folder: Path
-    python: str  # of the environment that has vLLM
+    launcher: engine.Launcher  # its python runs the load generator, too
     say: Callable[[str], None]
     attached: Attached | None = None
     texts: Sequence[workloads.Request] = ()
@@ -89,7 +90,7 @@ def execute(run: Run) -> None:
         run.say(f"{boot.name}: {boot.title or 'starting'}")
         try:
             with _target(run, boot) as (target, tokenizer):
-                write(run.folder / "boots" / f"{boot.name}.json", json.dumps(_facts(boot, target), indent=2))
+                write(run.folder / "boots" / f"{boot.name}.json", json.dumps(_facts(run, boot, target), indent=2))
                 for row, repeat in todo:
                     result = _one(run, boot, row, repeat, target, tokenizer)
                     done += 1
@@ -113,10 +114,10 @@ def _target(run: Run, boot: Boot) -> Any:
     model = boot.model or run.plan.model
     log = run.folder / "logs" / f"{boot.name}.log"
     environment = {**run.plan.environment, **boot.environment}
-    arguments = (*run.plan.arguments, *boot.arguments)
+    arguments = _arguments(run.plan, boot)
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(
-            engine.running(run.python, model, arguments, environment=environment, log=log, start_s=START_S)
+            engine.running(run.launcher, model, arguments, environment=environment, log=log, start_s=START_S)
         )
         front = None
         if any(row.through == "gateway" for row in boot.rows):
@@ -128,12 +129,17 @@ def _one(run: Run, boot: Boot, row: Row, repeat: int, target: engine.Target, tok
     # A seed of its own for every repeat: what an earlier one left in the prefix cache must not help.
     seed = f"{run.plan.seed} {boot.name} {row.name} {repeat}"
     requests = workloads.requests(
-        row.workload, row.requests, seed=seed, max_model_len=target.max_model_len, texts=run.texts
+        row.workload,
+        row.requests,
+        seed=seed,
+        max_model_len=target.max_model_len,
+        answer_tokens=row.answer_tokens,
+        texts=run.texts,
     )
     with Watch(target.engine) as watch:
         try:
             figures = drive.measure(
-                row, requests, target, python=run.python, tokenizer=tokenizer, folder=run.folder / "work"
+                row, requests, target, python=run.launcher.python, tokenizer=tokenizer, folder=run.folder / "work"
             )
         except drive.DriveError as error:
             figures = {"failed": str(error)}
@@ -145,8 +151,16 @@ def _one(run: Run, boot: Boot, row: Row, repeat: int, target: engine.Target, tok
     return result
 
 
-def _facts(boot: Boot, target: engine.Target) -> dict[str, Any]:
-    return {"boot": boot.name, "arguments": boot.arguments, "model": target.model, **target.facts}
+def _arguments(plan: Plan, boot: Boot) -> tuple[str, ...]:
+    """The profile's, the plan's, the boot's: the later win, as the engine reads them."""
+    profile = profile_arguments(PROFILES / f"{boot.profile}.yaml") if boot.profile else ()
+    return (*profile, *plan.arguments, *boot.arguments)
+
+
+def _facts(run: Run, boot: Boot, target: engine.Target) -> dict[str, Any]:
+    arguments = () if run.attached else _arguments(run.plan, boot)
+    facts = {"boot": boot.name, "title": boot.title, "arguments": arguments, "model": target.model}
+    return {**facts, **target.facts}
 
 
 def results(folder: Path, plan: Plan) -> dict[str, list[dict[str, Any]]]:
@@ -202,11 +216,11 @@ def write(path: Path, text: str) -> None:
     half.replace(path)
 
 
-def profile_arguments(path: Path) -> list[str]:
+def profile_arguments(path: Path) -> tuple[str, ...]:
     """What a profile (configs/engine) says, as arguments after the model: it then runs with another model's path."""
-    arguments = []
+    arguments: list[str] = []
     for name, value in yaml.safe_load(path.read_text()).items():
         if name in ("model", "host", "port"):
             continue
         arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return arguments
+    return tuple(arguments)

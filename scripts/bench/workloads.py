@@ -39,7 +39,13 @@ def chat_lengths() -> tuple[tuple[int, int], ...]:
 
 
 def requests(
-    workload: Workload, count: int, *, seed: str, max_model_len: int, texts: Sequence[Request] = ()
+    workload: Workload,
+    count: int,
+    *,
+    seed: str,
+    max_model_len: int,
+    answer_tokens: int | None = None,
+    texts: Sequence[Request] = (),
 ) -> list[Request]:
     """`count` requests that fit `max_model_len` (tokens). The same seed gives the same ones.
 
@@ -65,7 +71,7 @@ def requests(
         else:
             tokens, answer = dice.choice(chat_lengths())
             prompt = _words(dice, tokens)
-        made.append(Request(prompt, min(answer, max_model_len // 4)))
+        made.append(Request(prompt, min(answer_tokens or answer, max_model_len // 4)))
     return made
 
 

@@ -1,0 +1,87 @@
+"""Two runs side by side: what changed beyond the spread of their repeats, and what else was not the same.
+
+    python -m scripts.bench.compare A B [--json]          A, B: folders of scripts.bench
+
+Exit codes: 0 compared; 1 no measurement is in both; 2 wrong usage or no summary there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LATENCIES = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "e2e_ms_p50")
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows that both have, as ratios new ÷ old; what differs in machine, version and flags."""
+    rows = {}
+    for key in old["rows"]:
+        if key not in new["rows"]:
+            continue
+        before, after = old["rows"][key], new["rows"][key]
+        was, now = before["requests_per_s"], after["requests_per_s"]
+        rows[key] = {
+            "requests_per_s": now["median"] / was["median"],
+            "was": was,
+            "now": now,
+            "shown": now["least"] > was["most"] or now["most"] < was["least"],
+            **{name: after[name] / before[name] for name in LATENCIES if before.get(name) and after.get(name)},
+        }
+    return {"rows": rows, "differs": _differences(old, new)}
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    found = [
+        f"{name}: {old['hardware'][name]} → {new['hardware'][name]}"
+        for name in old["hardware"]
+        if old["hardware"][name] != new["hardware"].get(name)
+    ]
+    for boot in old["boots"].keys() & new["boots"].keys():
+        before, after = old["boots"][boot], new["boots"][boot]
+        found += [
+            f"{boot} {name}: {before.get(name)} → {after.get(name)}"
+            for name in sorted({*before, *after})
+            if before.get(name) != after.get(name)
+        ]
+    return found
+
+
+def render(result: Mapping[str, Any]) -> str:
+    lines = ["| measurement | req/s, A | B | B ÷ A | more than the spread | TTFT p50, B ÷ A | ITL p50, B ÷ A |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for key, row in result["rows"].items():
+        cells = [key, f"{row['was']['median']:.2f}", f"{row['now']['median']:.2f}", f"{row['requests_per_s']:.3f}"]
+        cells.append("yes" if row["shown"] else "no")
+        cells += [f"{row[name]:.2f}" if name in row else "–" for name in ("ttft_ms_p50", "itl_ms_p50")]
+        lines.append(f"| {' | '.join(cells)} |")
+    if result["differs"]:
+        lines += ["", "Not the same in both runs:", "", *(f"- {line}" for line in result["differs"])]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path, metavar="A")
+    parser.add_argument("new", type=Path, metavar="B")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(argv)
+    try:
+        summaries = [json.loads((folder / "summary.json").read_text()) for folder in (arguments.old, arguments.new)]
+    except (OSError, ValueError) as error:
+        print(f"bench-compare: {error}", file=sys.stderr)
+        return 2
+    result = compare(*summaries)
+    if not result["rows"]:
+        print("bench-compare: the two runs have no measurement in common", file=sys.stderr)
+        return 1
+    print(json.dumps(result, indent=2) if arguments.json else render(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

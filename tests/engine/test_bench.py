@@ -1,0 +1,126 @@
+"""The benchmark on a real engine: what its reports hold, what an interruption leaves, what a failing step does."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from scripts import model_fetch
+from tests.engine.conftest import Stack
+
+ROOT = Path(__file__).parent.parent.parent
+SMOKE = "configs/bench/smoke.yaml"
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "scripts.bench", *arguments]
+
+
+def attached(stack: Stack, out: Path, plan: str) -> list[str]:
+    where = ("--engine", stack.engine_url, "--gateway", stack.url, "--tokenizer", str(model_fetch.model_dir()))
+    return command(plan, *where, "--out", str(out))
+
+
+def one_boot(tmp_path: Path) -> str:
+    """The smoke's first boot alone: an attached engine can't be started with another flag."""
+    text = (ROOT / SMOKE).read_text()
+    path = tmp_path / "attached.yaml"
+    head, _, rest = text.partition("  - name: unknown-flag")
+    path.write_text(head + "ratios" + rest.partition("ratios")[2])
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def measured(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run that was ended by SIGTERM after its first measurement and then went on; (folder, what the first one said)."""
+    folder = tmp_path_factory.mktemp("bench")
+    out = folder / "out"
+    run = attached(stack, out, one_boot(folder))
+    first = subprocess.Popen(run, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 240
+    while not list(out.glob("rows/*.json")) and time.monotonic() < until:
+        assert first.poll() is None, first.communicate()[1]
+        time.sleep(0.05)
+    children = psutil.Process(first.pid).children(recursive=True)
+    first.send_signal(signal.SIGTERM)
+    said = first.communicate(timeout=60)[1]
+    assert first.returncode == 128 + signal.SIGTERM, said
+    assert not psutil.wait_procs(children, timeout=10)[1]
+    kept = {path: path.stat().st_mtime_ns for path in out.glob("rows/*.json")}
+    second = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    assert second.returncode == 0, second.stderr
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept  # not measured twice
+    return out, said
+
+
+def summary(out: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return read
+
+
+def test_an_interrupted_run_says_what_is_left_and_goes_on(measured: tuple[Path, str]) -> None:
+    assert "interrupted; the same command goes on, " in measured[1]
+
+
+def test_every_measurement_is_there_with_all_requests_answered(measured: tuple[Path, str]) -> None:
+    rows = summary(measured[0])["rows"]
+    assert set(rows) == {f"direct/{name}" for name in ("chat", "prefix", "open", "whole", "whole-gateway")}
+    assert all(row["failed"] == 0 for row in rows.values())
+    assert rows["direct/whole"]["requests_per_s"]["repeats"] == 2
+
+
+def test_the_prefix_cache_is_measured_where_it_should_be_and_nowhere_else(measured: tuple[Path, str]) -> None:
+    rows = summary(measured[0])["rows"]
+    for name in ("chat", "open", "whole"):
+        assert rows[f"direct/{name}"]["prefix_hit_ratio"] < 0.05, name
+    assert rows["direct/prefix"]["prefix_hit_ratio"] > 0.2
+
+
+def test_tokens_are_the_engines_own_count(measured: tuple[Path, str]) -> None:
+    for path in measured[0].glob("rows/*.json"):
+        row = json.loads(path.read_text())
+        assert row["generation_tokens"] == row["engine"]["generation_tokens"], path.name
+
+
+def test_the_time_to_first_token_agrees_with_the_engines_own(measured: tuple[Path, str]) -> None:
+    row = json.loads(next(measured[0].glob("rows/*.chat.0.json")).read_text())
+    assert row["ttft_ms"]["0"] <= row["engine"]["ttft_mean_ms"] <= row["ttft_ms"]["100"]
+
+
+def test_the_report_names_version_and_machine(measured: tuple[Path, str]) -> None:
+    text = (measured[0] / "report.md").read_text()
+    assert "vLLM 0.32.0." in text
+    assert "no GPU; " in text
+    assert "gateway_over_direct" in text
+    assert (measured[0] / "report.html").read_text().count("data:image/png;base64,") == 4
+
+
+def test_a_step_that_cannot_start_is_recorded_with_the_engines_own_words(tmp_path: Path) -> None:
+    plan, out = tmp_path / "plan.yaml", tmp_path / "out"
+    text = (ROOT / SMOKE).read_text()
+    boots = text.index("boots:\n") + len("boots:\n")
+    plan.write_text(text[:boots] + text[text.index("  - name: unknown-flag") : text.index("ratios:")])
+    ran = subprocess.run(
+        command(str(plan), "--out", str(out)), cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert ran.returncode == 1, ran.stderr
+    assert "error: unrecognized arguments: --enable-paged-attn" in summary(out)["failures"]["unknown-flag"]
+    assert "--enable-paged-attn" in (out / "report.md").read_text()
+
+
+def test_no_server_there_is_one_line_and_nothing_measured(tmp_path: Path) -> None:
+    run = command(
+        one_boot(tmp_path), "--engine", "http://127.0.0.1:9", "--tokenizer", "x", "--out", str(tmp_path / "o")
+    )
+    ran = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 1
+    assert "http://127.0.0.1:9 does not answer as a vLLM server does" in ran.stderr
+    assert "Traceback" not in ran.stderr

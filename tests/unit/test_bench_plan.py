@@ -1,0 +1,192 @@
+"""Plans, workloads, figures and comparisons of the benchmarks: all of it but the engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.bench import compare, figures, plan, report, runner, workloads
+from scripts.bench.__main__ import main
+
+ROOT = Path(__file__).parent.parent.parent
+SHIPPED = sorted((ROOT / "configs/bench").glob("*.yaml"))
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "plan.yaml"
+    path.write_text(text)
+    return path
+
+
+TWO = """
+title: two
+model: m
+boots:
+  - name: a
+    rows:
+      - {name: x, workload: chat, requests: 4, in_flight: 2, repeats: 2}
+      - {name: y, workload: short, requests: 4, in_flight: 2, repeats: 3}
+"""
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_plan_loads_and_its_profiles_exist(path: Path) -> None:
+    chosen = plan.load(path)
+    for boot in chosen.boots:
+        if boot.profile:
+            assert (runner.PROFILES / f"{boot.profile}.yaml").exists()
+
+
+def test_every_second_round_goes_backwards(tmp_path: Path) -> None:
+    order = [(row.name, repeat) for _, row, repeat in plan.load(write(tmp_path, TWO)).measurements()]
+    assert order == [("x", 0), ("y", 0), ("y", 1), ("x", 1), ("y", 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (TWO.replace("in_flight: 2, repeats: 2", "in_flight: 2, rate: 1"), "not both"),
+        (TWO.replace("workload: short", "workload: shrot"), "rows.1.workload"),
+        (TWO.replace("name: y", "name: x"), "measured twice under one name: a/x"),
+        (TWO + "ratios: [{name: r, over: a/x, under: a/z}]", "ratio r: a/z is not a measurement"),
+        (TWO + "ladder: [a/x, b/x]", "ladder: b/x is not a measurement"),
+        (TWO.replace("repeats: 2", "stream: false"), "stream: false needs endpoint: completions"),
+        ("title: [", "plan.yaml"),
+    ],
+)
+def test_a_plan_that_cannot_be_used_is_told_in_one_line(
+    tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(write(tmp_path, text)), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_another_plans_folder_is_refused_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "plan.json").write_text("{}")
+    assert main([str(write(tmp_path, TWO)), "--out", str(out)]) == 2
+    assert "holds another plan's results" in capsys.readouterr().err
+    assert (out / "plan.json").read_text() == "{}"
+
+
+def test_the_same_seed_gives_the_same_requests_and_another_none_of_them() -> None:
+    first = workloads.requests("mixed", 50, seed="1", max_model_len=4096)
+    assert first == workloads.requests("mixed", 50, seed="1", max_model_len=4096)
+    other = workloads.requests("mixed", 50, seed="2", max_model_len=4096)
+    assert not {request.prompt for request in first} & {request.prompt for request in other}
+
+
+@pytest.mark.parametrize("workload", ["chat", "short", "long", "mixed"])
+def test_no_two_prompts_begin_alike_unless_they_should(workload: Any) -> None:
+    made = workloads.requests(workload, 200, seed="s", max_model_len=8192)
+    heads = [" ".join(request.prompt.split()[:16]) for request in made]
+    # A mixed load has chats with shared beginnings on purpose: eight of them.
+    alike = len(heads) - len(set(heads))
+    assert alike == 0 if workload != "mixed" else 0 < alike < 80
+
+
+def test_prefix_prompts_share_eight_beginnings() -> None:
+    made = workloads.requests("prefix", 200, seed="s", max_model_len=8192)
+    assert len({" ".join(request.prompt.split()[: workloads.PREFIX_TOKENS]) for request in made}) == 8
+
+
+def test_texts_take_the_place_of_generated_chats_and_stay_new_to_the_prefix_cache(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"prompt": "Why is the sky blue?", "output_tokens": 30}\n')
+    texts = workloads.read_texts(path)
+    made = workloads.requests("chat", 3, seed="s", max_model_len=1024, texts=texts)
+    assert all(request.prompt.endswith(" Why is the sky blue?") for request in made)
+    assert [request.output_tokens for request in made] == [30, 30, 30]
+    assert len({request.prompt for request in made}) == 3
+
+
+def test_a_bad_line_of_texts_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"prompt": "a", "output_tokens": 3}\n{"prompt": "b"}\n')
+    with pytest.raises(ValueError, match=r"texts.jsonl:2: expected"):
+        workloads.read_texts(path)
+
+
+def result(rate: float, **more: Any) -> dict[str, Any]:
+    quantiles = {"0": 1.0, "50": 10.0, "99": 20.0, "100": 21.0}
+    engine = {"prefix_hit_ratio": 0.5, "kv_usage_peak": 0.25, "preemptions": 1, "series": [{"s": 1.0, "kv_usage": 0.2}]}
+    base = {"requests_per_s": rate, "generation_tokens_per_s": rate * 64, "requests": 4, "completed": 4, "errors": {}}
+    return {**base, "ttft_ms": quantiles, "itl_ms": quantiles, "e2e_ms": quantiles, "engine": engine, **more}
+
+
+def summary_of(chosen: plan.Plan, results: dict[str, list[dict[str, Any]]], **more: Any) -> dict[str, Any]:
+    hardware = {"cpu": "c", "cores": 2, "memory_gib": 1.0, "cards": []}
+    boots = {"a": {"boot": "a", "title": "t", "arguments": ["--x"], "model": "m", "version": "0.32.0"}}
+    head = {"title": chosen.title, "date": "2030-01-01", "hardware": hardware, "boots": boots, "failures": {}}
+    return {**head, **figures.summarise(chosen, results), **more}
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> plan.Plan:
+    text = TWO + "ratios: [{name: r, over: a/y, under: a/x, aim: 1.1}]\nladder: [a/x, a/y]"
+    return plan.load(write(tmp_path, text))
+
+
+def test_a_ratio_is_of_medians_and_carries_the_widest_spread(chosen: plan.Plan) -> None:
+    summary = figures.summarise(chosen, {"a/x": [result(10), result(12)], "a/y": [result(22), result(24), result(33)]})
+    ratio = summary["ratios"]["r"]
+    assert ratio["value"] == pytest.approx(24 / 11)
+    assert (ratio["least"], ratio["most"]) == (22 / 12, 33 / 10)
+    assert summary["rows"]["a/x"]["requests_per_s"] == {"median": 11, "least": 10, "most": 12, "repeats": 2}
+
+
+def test_a_gain_within_the_spread_is_not_called_one(chosen: plan.Plan) -> None:
+    apart = figures.summarise(chosen, {"a/x": [result(10), result(11)], "a/y": [result(12), result(13)]})
+    touching = figures.summarise(chosen, {"a/x": [result(10), result(12.5)], "a/y": [result(12), result(13)]})
+    assert [step["shown"] for step in apart["ladder"]] == [False, True]
+    assert [step["shown"] for step in touching["ladder"]] == [False, False]
+
+
+def test_what_was_not_measured_is_left_out_and_not_guessed(chosen: plan.Plan) -> None:
+    summary = figures.summarise(chosen, {"a/x": [result(10)]})
+    assert list(summary["rows"]) == ["a/x"]
+    assert summary["ratios"] == {}
+    assert [step["step"] for step in summary["ladder"]] == ["a/x"]
+
+
+def test_the_reports_hold_rows_ratios_errors_and_pictures(chosen: plan.Plan) -> None:
+    bad = result(9.0, completed=3, errors={"503: <busy>": 1})
+    results = {"a/x": [result(10.0), bad], "a/y": [result(12.0)]}
+    summary = summary_of(chosen, results, failures={"a/y 2": "no <memory>"})
+    text, page = report.markdown(chosen, summary), report.page(chosen, summary, results)
+    assert "| a/x | 9.50 (9.00 – 10.00) |" in text
+    assert "- a/y 2: no <memory>" in text
+    assert summary["rows"]["a/x"]["failed"] == 1
+    assert "no &lt;memory&gt;" in page
+    assert "<memory>" not in page
+    assert page.count("data:image/png;base64,") == 4
+    assert "http" not in page.replace("http-equiv", "")  # self-contained
+
+
+def test_a_comparison_tells_change_from_spread_and_what_else_differs(chosen: plan.Plan, tmp_path: Path) -> None:
+    old = summary_of(chosen, {"a/x": [result(10), result(11)], "a/y": [result(5)]})
+    new = summary_of(chosen, {"a/x": [result(20), result(22)]})
+    new["hardware"] = {**new["hardware"], "cores": 4}
+    new["boots"] = {"a": {**new["boots"]["a"], "version": "0.33.0"}}
+    found = compare.compare(old, new)
+    assert list(found["rows"]) == ["a/x"]
+    assert found["rows"]["a/x"]["requests_per_s"] == 2
+    assert found["rows"]["a/x"]["shown"]
+    assert found["differs"] == ["cores: 2 → 4", "a version: 0.32.0 → 0.33.0"]
+
+
+def test_runs_without_a_common_measurement_are_not_compared(
+    chosen: plan.Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, rows in (("one", {"a/x": [result(1)]}), ("two", {"a/y": [result(1)]})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary_of(chosen, rows)))
+    assert compare.main([str(tmp_path / "one"), str(tmp_path / "two")]) == 1
+    assert "no measurement in common" in capsys.readouterr().err
+    assert compare.main([str(tmp_path / "one"), str(tmp_path / "none")]) == 2
