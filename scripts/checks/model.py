@@ -6,15 +6,17 @@ import json
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scripts.checks import Check, fail, judged, ok, skip, warn
-from scripts.checks import fit as planning
-from scripts.checks.subject import Subject
 from scripts.planner import PlanError
+from scripts.planner.catalog import find_model
 from scripts.planner.checkpoint import INDEX, read_checkpoint, read_config
 from scripts.planner.model import parse_model
 from scripts.planner.numbers import gib
+
+if TYPE_CHECKING:  # it brings the demo along, and `make model` needs these checks alone
+    from scripts.checks.subject import Subject
 
 _LFS = b"version https://git-lfs"
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("tekken.json",), ("vocab.json", "merges.txt"))
@@ -27,7 +29,12 @@ def checks(subject: Subject) -> list[Check]:
     where = subject.model_dir
     if first.status != "ok" or where is None:
         return [first]
-    return [first, config(where), weights(where, subject), tokenizer(where), template(where), access(where, subject)]
+    return [first, *files(where), access(where, subject)]
+
+
+def files(where: Path) -> list[Check]:
+    """What a directory holds, wherever it lies and whoever will read it."""
+    return [config(where), weights(where), tokenizer(where), template(where), generation(where)]
 
 
 def directory(subject: Subject) -> Check:
@@ -60,7 +67,7 @@ def config(where: Path) -> Check:
     return ok(name, expected, f"{model.architecture}, {model.layers} layers, {kind}")
 
 
-def weights(where: Path, subject: Subject) -> Check:
+def weights(where: Path) -> Check:
     """Every file the index names, each as long as its own header says; and of the model config.json describes."""
     name, expected = "model.weights", "every safetensors file of the index, whole"
     for path in sorted(where.glob("*.safetensors")):
@@ -75,7 +82,7 @@ def weights(where: Path, subject: Subject) -> Check:
     if found is None:
         return fail(name, expected, f"{where} holds no weights", _GET)
     try:
-        planning.find(subject)
+        find_model(str(where))
     except PlanError as error:
         if "not of one model" in str(error):
             return fail(name, expected, str(error), "config.json and weights belong together: download both again")
@@ -113,6 +120,18 @@ def template(where: Path) -> Check:
             return ok(name, expected, file)
     fix = "take an instruct model, or name one in the profile: chat-template: /path/to/template.jinja"
     return warn(name, expected, "none: chat requests will be refused with 400, completions work", fix)
+
+
+def generation(where: Path) -> Check:
+    """Without it the engine samples with its own defaults, and Llama 3 does not know all its end-of-turn tokens."""
+    name, expected = "model.generation", "generation_config.json"
+    path = where / "generation_config.json"
+    if not path.is_file():
+        fix = "download it with the model: it holds the maker's sampling defaults and end-of-turn tokens"
+        return warn(name, expected, "none", fix)
+    if _json(path) is None:
+        return fail(name, expected, f"{path.name} is no JSON object: cut off?", "download it again")
+    return ok(name, expected, path.name)
 
 
 def access(where: Path, subject: Subject) -> Check:

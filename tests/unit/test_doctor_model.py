@@ -3,74 +3,22 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from scripts.checks import Check, model
 from scripts.checks.probes import Probes
 from scripts.checks.subject import Subject, decide
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 128,
-    "torch_dtype": "bfloat16",
-    "tie_word_embeddings": True,
-}
-LAYER = {
-    "self_attn.q_proj": (64, 64),
-    "self_attn.k_proj": (32, 64),
-    "self_attn.v_proj": (32, 64),
-    "self_attn.o_proj": (64, 64),
-    "mlp.gate_proj": (128, 64),
-    "mlp.up_proj": (128, 64),
-    "mlp.down_proj": (64, 128),
-}
-
-
-def tensors(part: int) -> dict[str, tuple[int, ...]]:
-    """The weights of one of two shards: the embedding and a layer, or a layer and the last norm."""
-    found: dict[str, tuple[int, ...]] = {f"model.layers.{part}.{name}.weight": shape for name, shape in LAYER.items()}
-    found |= {f"model.layers.{part}.{name}.weight": (64,) for name in ("input_layernorm", "post_attention_layernorm")}
-    return found | ({"model.norm.weight": (64,)} if part else {"model.embed_tokens.weight": (256, 64)})
-
-
-def write_shard(path: Path, held: dict[str, tuple[int, ...]]) -> None:
-    header: dict[str, Any] = {}
-    at = 0
-    for name, shape in held.items():
-        size = 2
-        for length in shape:
-            size *= length
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
-        at += size
-    raw = json.dumps(header).encode()
-    path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(at))
+from tests.fakes import checkpoint
+from tests.fakes.checkpoint import CONFIG
 
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
     """A small but complete model of two shards, as MODELS_DIR/small/current."""
     where = tmp_path / "models" / "small" / "v1"
-    where.mkdir(parents=True)
+    checkpoint.write(where)
     (where.parent / "current").symlink_to("v1")
-    (where / "config.json").write_text(json.dumps(CONFIG))
-    weight_map = {}
-    for part in (0, 1):
-        file = f"model-0000{part + 1}-of-00002.safetensors"
-        write_shard(where / file, tensors(part))
-        weight_map |= dict.fromkeys(tensors(part), file)
-    (where / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    (where / "tokenizer.json").write_text("{}")
-    (where / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    for path in where.iterdir():
-        path.chmod(0o644)
     return where
 
 
@@ -87,7 +35,11 @@ def look(whole: Path, purpose: str = "stack") -> dict[str, Check]:
 def test_a_whole_model_is_well(whole: Path) -> None:
     found = look(whole)
     assert {name: check.status for name, check in found.items()} == dict.fromkeys(
-        (f"model.{part}" for part in ("directory", "config", "weights", "tokenizer", "chat_template", "access")), "ok"
+        (
+            f"model.{part}"
+            for part in ("directory", "config", "weights", "tokenizer", "chat_template", "generation", "access")
+        ),
+        "ok",
     )
     assert found["model.weights"].found.startswith("2 files of model.safetensors.index.json, 20 tensors")
 
@@ -172,6 +124,13 @@ def test_a_missing_chat_template_is_a_warning_and_its_own_file_is_none(whole: Pa
     assert look(whole)["model.chat_template"].status == "warn"
     (whole / "chat_template.jinja").write_text("{{ messages }}")
     assert look(whole)["model.chat_template"].status == "ok"
+
+
+def test_a_missing_generation_config_is_a_warning_and_a_cut_one_fails(whole: Path) -> None:
+    (whole / "generation_config.json").write_text("{")
+    assert look(whole)["model.generation"].status == "fail"
+    (whole / "generation_config.json").unlink()
+    assert look(whole)["model.generation"].status == "warn"
 
 
 def test_a_file_that_a_container_may_not_read_fails(whole: Path) -> None:
