@@ -6,6 +6,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 ARGS ?=
 NAME := # the command line's alone: WSL exports a NAME of its own
+AS := # likewise: make itself knows an assembler by it
 
 .PHONY: help
 help: ## this list
@@ -148,6 +149,10 @@ doctor: .venv/.installed ## look at host, Docker, card, model, settings and the 
 
 verify: .venv/.installed ## prove paged KV and prefix caching on a running engine: ENGINE=http://127.0.0.1:8000 ARGS='--log FILE'
 	@$(PY) -m scripts.verify $(ENGINE) $(ARGS)
+
+.PHONY: advise
+advise: .venv/.installed ## what limits the stack now and what to try: PROMETHEUS=url, or the pages are scraped; ARGS='--json --window 600'
+	@$(PY) -m scripts.advise $(if $(PROMETHEUS),--prometheus '$(PROMETHEUS)') $(ARGS) || [ $$? -eq 1 ] # 1: something limits, and it was said
 
 .PHONY: engine-args
 engine-args: install ## capture the pinned engine's flags, variables and metrics; VERSION=0.26.0 adds that release to the history

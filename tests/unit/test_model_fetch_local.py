@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.checks import model
+from scripts.checks.probes import ROOT
 from scripts.model_fetch_named import main, next_step
 from scripts.model_fetch_rules import friendly, parse_request
 from scripts.model_fetch_store import Place
@@ -148,6 +149,24 @@ def test_a_repository_gets_the_name_its_profiles_use_and_a_base_model_never_an_i
 ) -> None:
     assert friendly(repository) == name
     assert parse_request(f"acme/{repository}").name == name
+
+
+@pytest.mark.parametrize(
+    ("said", "command"),
+    [
+        ([], "scripts.model_fetch "),
+        (["NAME=a/b"], "scripts.model_fetch_named 'a/b'"),
+        (["NAME=a/b", "AS=c", "ARGS=--dry-run"], "scripts.model_fetch_named 'a/b' --as 'c' --dry-run"),
+    ],
+)
+def test_make_model_takes_its_names_from_the_command_line_alone(said: list[str], command: str) -> None:
+    """WSL exports NAME, and AS is make's own word for an assembler."""
+    environ = os.environ | {"NAME": "DESKTOP-1", "AS": "as", "MAKEFLAGS": "", "MAKELEVEL": "0"}
+    made = subprocess.run(
+        ["make", "-n", "model", *said], env=environ, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    last = made.stdout.splitlines()[-1]
+    assert last.rstrip().removeprefix(".venv/bin/python -m ") == command.rstrip()
 
 
 def test_what_to_do_next_names_the_profiles_that_ship() -> None:
