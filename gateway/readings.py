@@ -120,6 +120,9 @@ def read_engine(samples: Iterable[Sampled]) -> EngineReading:
     for key in ("kv_cache_size_tokens", "num_gpu_blocks"):
         if all(labels.get(key, "").isdecimal() for labels in configs) and configs:
             config[key] = str(sum(int(labels[key]) for labels in configs))
+    if _QUERIES[0] not in values and config.get("block_size", "").isdecimal():
+        for name in {_QUERIES[1], _HITS[1]} & values.keys():  # releases with these names alone (0.7, 0.8) count blocks
+            values[name] *= int(config["block_size"])
     return EngineReading(dict(values), config, any(name.startswith("vllm:") for name in values))
 
 
