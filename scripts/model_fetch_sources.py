@@ -156,7 +156,7 @@ def check_disk(place: Place, origin: Origin) -> None:
         there = there.parent
     free = shutil.disk_usage(there).free
     if free < need:
-        raise ModelError(f"{gib(need)} are needed on the disk of {place.root}, {gib(free)} are free: nothing was begun")
+        raise ModelError(f"{gib(need)} are needed on the disk of {place.root}, {gib(free)} are free: make room, or set MODELS_DIR")
 
 
 def complete(folder: Path) -> list[Check]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import io
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dotenv.parser import parse_stream
@@ -15,28 +16,65 @@ EXAMPLE, ENV = ".env.example", ".env"
 _OPTIONAL = re.compile(r"^#\s?([A-Z][A-Z0-9_]*)=", re.MULTILINE)
 
 
+# Its value is a list of words by nature.
+_WORDS = {"ENGINE_ARGS"}
+
+
 @dataclass(frozen=True)
 class EnvFile:
-    """values: the last one of each name, as written (nothing is expanded). mistakes: one phrase a line that is none."""
+    """values: the last one of each name, as written (nothing is expanded), and the line it stands in.
+
+    mistakes: line and phrase of each line that is none; line 0 is about the whole file.
+    """
 
     values: dict[str, str]
-    mistakes: tuple[str, ...] = ()
+    mistakes: tuple[tuple[int, str], ...] = ()
+    lines: Mapping[str, int] = field(default_factory=dict)
 
 
 def parse_env(text: str) -> EnvFile:
     values: dict[str, str] = {}
+    lines: dict[str, int] = {}
     mistakes = []
     for binding in parse_stream(io.StringIO(text)):
-        line = binding.original.line
+        said = binding.original.string
+        before = said[: len(said) - len(said.lstrip())]
+        line = binding.original.line + before.count("\n")  # blank lines before it belong to it
         if binding.error or (binding.key is not None and binding.value is None):
-            mistakes.append(f"line {line} is not NAME=value")
+            mistakes.append((line, f"{said.strip()[:40]!r} is not NAME=value"))
         elif binding.key is not None:
             if binding.key in values:
-                mistakes.append(f"line {line} sets {binding.key} a second time")
-            values[binding.key] = binding.value or ""
+                mistakes.append((line, f"sets {binding.key} a second time, after line {lines[binding.key]}"))
+            value = binding.value or ""
+            if _unquoted_space(said, value) and binding.key not in _WORDS:
+                mistakes.append((line, f'has a space in a value without quotes: {binding.key}="{value}"'))
+            values[binding.key], lines[binding.key] = value, line
     if "\r" in text:
-        mistakes.append("its lines end in CRLF, which becomes part of the values")
-    return EnvFile(values, tuple(mistakes))
+        mistakes.append((0, "its lines end in CRLF, which becomes part of the values"))
+    return EnvFile(values, tuple(mistakes), lines)
+
+
+def _unquoted_space(said: str, value: str) -> bool:
+    quoted = said.partition("=")[2].lstrip(" \t")[:1] in ("'", '"')
+    return not quoted and re.search(r"\s", value) is not None
+
+
+def place(name: str, found: EnvFile | None, environ: Mapping[str, str]) -> str:
+    """Where a setting comes from, to be changed there: `.env:7: NAME`, or the shell's NAME, or neither."""
+    said = found.values.get(name) if found else None
+    if found is not None and said is not None and environ.get(name, said) == said:
+        return f"{ENV}:{found.lines[name]}: {name}"
+    return f"{name} of this shell" if name in environ else name
+
+
+def why_missing(name: str, found: EnvFile) -> str:
+    """Why a name that must be set is not: an empty value, a typo, or nothing at all; with its line."""
+    if name in found.lines:
+        return f"{ENV}:{found.lines[name]}: {name} has no value"
+    typo = next((other for other in found.values if nearest(other, {name})), None)
+    if typo is not None:
+        return f"{ENV}:{found.lines[typo]}: {typo} is unknown: did you mean {name}?"
+    return f"{ENV} sets no {name}"
 
 
 def example_names(text: str) -> tuple[dict[str, str], set[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import difflib
 import sys
 from pathlib import Path
 
@@ -11,13 +12,14 @@ from gateway.settings import DEFAULT_CONFIG, ENV_PREFIX
 from scripts.checks import Check, fail, judged, ok, skip, warn
 from scripts.checks import fit as planning
 from scripts.checks.docker import compose_services
-from scripts.checks.envfile import ENV, EXAMPLE, example_names, nearest, read_env
+from scripts.checks.envfile import ENV, EXAMPLE, example_names, nearest, place, read_env
 from scripts.checks.probes import Probes
 from scripts.checks.subject import Subject
 from scripts.engine_args.vocabulary import PINNED, load
 from scripts.planner import PlanError
 from scripts.planner.gpus import load_gpus
 from scripts.planner.numbers import gib
+from scripts.planner.settings import PROFILES
 
 KEYS_FILE = "keys.json"  # in SECRETS_DIR, where `make keys` writes them
 _COMPOSE_OWN = ("COMPOSE_", "DOCKER_", "BUILDKIT_")  # docker's own variables are welcome in .env
@@ -32,7 +34,7 @@ def checks(probes: Probes, subject: Subject, now: datetime.datetime | None = Non
         env_file(probes, subject),
         gateway(probes, subject),
         keys(probes, subject, moment),
-        profile(subject),
+        profile(subject, probes),
         fit(subject),
     ]
 
@@ -49,17 +51,26 @@ def env_file(probes: Probes, subject: Subject) -> Check:
     if text is None:
         return skip(name, expected, f"there is no {EXAMPLE} to compare with")
     wanted, known = example_names(text)
-    problems = [f"{mistake}" for mistake in found.mistakes]
+    problems = list(found.mistakes)
+    meant = set()
     for variable in found.values:
+        line = found.lines[variable]
         if variable.upper().startswith(ENV_PREFIX):
-            problems.append(f"{variable} reaches no container: {DEFAULT_CONFIG} is the place for it")
+            problems.append((line, f"{variable} reaches no container: {DEFAULT_CONFIG} is the place for it"))
         elif variable not in known and not variable.startswith(_COMPOSE_OWN):
             near = nearest(variable, known)
-            problems.append(f"{variable} is unknown" + (f": did you mean {near}?" if near else ""))
-    missing = [variable for variable in wanted if not (found.values.get(variable) or probes.environ.get(variable))]
-    problems += [f"{variable} is not set" for variable in missing]
+            meant.add(near)
+            problems.append((line, f"{variable} is unknown" + (f": did you mean {near}?" if near else "")))
+    for variable in wanted:
+        if found.values.get(variable) or probes.environ.get(variable) or variable in meant:
+            continue
+        if variable in found.lines:
+            problems.append((found.lines[variable], f"{variable} has no value"))
+        else:
+            problems.append((0, f"{variable} is not set"))
     fix = f"edit {ENV}; {EXAMPLE} lists and explains the names"
-    return judged(not problems, name, expected, "; ".join(problems) or f"{len(found.values)} names", fix)
+    told = "; ".join(f"{ENV}:{line}: {text}" if line else f"{ENV}: {text}" for line, text in sorted(problems))
+    return judged(not problems, name, expected, told or f"{len(found.values)} names", fix)
 
 
 def gateway(probes: Probes, subject: Subject) -> Check:
@@ -124,9 +135,11 @@ def _expiry(name: str, expected: str, found: tuple[Key, ...], valid: list[Key], 
     return ok(name, expected, f"{len(valid)} valid keys")
 
 
-def profile(subject: Subject) -> Check:
+def profile(subject: Subject, probes: Probes | None = None) -> Check:
     """Every key is a flag of the pinned engine, and no line of it is dropped without a word."""
     name, expected = "settings.profile", f"a vLLM config file whose keys are flags of vLLM {PINNED}"
+    if subject.problem and not subject.profile_path.is_file():
+        return fail(name, expected, *_no_profile(subject, probes or Probes()))
     if subject.problem:
         return fail(name, expected, subject.problem, "set ENGINE_PROFILE to a file of configs/engine, without .yaml")
     engine = load()
@@ -141,6 +154,19 @@ def profile(subject: Subject) -> Check:
             problems.append(f"`{key}: false` is silently dropped: write no-{key}: true")
     fix = f"edit {subject.profile_path}; `make flags` knows what replaced an old flag"
     return judged(not problems, name, expected, "; ".join(problems) or subject.profile_path.name, fix)
+
+
+def _no_profile(subject: Subject, probes: Probes) -> tuple[str, str]:
+    """What was found, and what to write instead: the nearest names, those for the same card first."""
+    said = subject.profile_path.stem
+    shipped = sorted(path.stem for path in PROFILES.glob("*.yaml"))
+    card = [stem for stem in shipped if subject.card in stem.split(".")[1:]] if subject.card else []
+    near = [*difflib.get_close_matches(said, card, 2, 0.4), *difflib.get_close_matches(said, shipped, 3, 0.4)]
+    named = ", ".join(dict.fromkeys(near)) or ", ".join(shipped)
+    at = place("ENGINE_PROFILE", read_env(probes.root), probes.environ)
+    if subject.environ.get("ENGINE_PROFILE", said) != said:
+        at = "--profile"
+    return f"{at}={said}: there is no {subject.profile_path}", f"write one that is there: {named}"
 
 
 def fit(subject: Subject) -> Check:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,7 @@ class Repo:
 @dataclass(frozen=True)
 class Fault:
     """One answer of a large file. cut: bytes after which the connection is reset; status: instead of the file;
-    whole: the range is ignored; wrong: other bytes; hold: it waits for `Hub.go` after `cut` bytes, without a reset."""
+    whole: the range is ignored; wrong: other bytes; hold: it waits for `Hub.go` before the reset."""
 
     cut: int | None = None
     status: int = 0
@@ -95,8 +96,15 @@ def serve() -> Iterator[Hub]:
             thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that left is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def _server(hub: Hub, kind: type[_Base]) -> ThreadingHTTPServer:
-    return ThreadingHTTPServer(("127.0.0.1", 0), type(kind.__name__, (kind,), {"hub": hub}))
+    return _Server(("127.0.0.1", 0), type(kind.__name__, (kind,), {"hub": hub}))
 
 
 class _Base(BaseHTTPRequestHandler):
@@ -225,7 +233,7 @@ class _Cdn(_Base):
         if fault.hold:
             self.hub.holding.set()
             self.hub.go.wait()
-        elif end < len(content):
+        if end < len(content):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scripts.checks import Check, settings
-from scripts.checks.envfile import EXAMPLE, example_names, parse_env
+from scripts.checks.envfile import EXAMPLE, example_names, parse_env, why_missing
 from scripts.checks.probes import ROOT, Probes
 from scripts.checks.subject import decide
 
@@ -51,7 +51,8 @@ def test_the_example_knows_the_names_behind_its_hashes() -> None:
         ("MODEL_DIR=/m", "MODEL_DIR is unknown: did you mean MODELS_DIR?"),
         ("SOMETHING_ELSE=1", "SOMETHING_ELSE is unknown"),
         ("GATEWAY__BATCHING__WINDOW_MS=5", "reaches no container: configs/gateway.yaml"),
-        ("ENGINE_PROFILE=again", "sets ENGINE_PROFILE a second time"),
+        ("ENGINE_PROFILE=again", "sets ENGINE_PROFILE a second time, after line"),
+        ("MODELS_DIR=/my models", 'has a space in a value without quotes: MODELS_DIR="/my models"'),
         ("just words", "is not NAME=value"),
     ],
 )
@@ -60,6 +61,27 @@ def test_a_mistake_in_env_is_named(line: str, said: str, project: Path) -> None:
         file.write(f"{line}\n")
     check = env_file(project)
     assert (check.status, said in check.found) == ("fail", True), check.found
+
+
+def test_every_mistake_names_its_line() -> None:
+    text = "# why\n\nA=1\n\n\nB = 2 3\nA=4\njust words\nC='5 6'\nENGINE_ARGS=--a --b\n"
+    found = parse_env(text)
+    assert [line for line, _ in found.mistakes] == [6, 7, 8]
+    assert found.lines == {"A": 7, "B": 6, "C": 9, "ENGINE_ARGS": 10}
+
+
+def test_a_typo_is_one_message_and_not_also_a_missing_name(project: Path) -> None:
+    path = project / ".env"
+    path.write_text(path.read_text().replace("ENGINE_PROFILE=", "ENGINE_PROFLE="))
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if text.startswith("ENGINE_PROFLE="))
+    assert env_file(project).found == f".env:{line}: ENGINE_PROFLE is unknown: did you mean ENGINE_PROFILE?"
+    found = parse_env(path.read_text())
+    assert why_missing("ENGINE_PROFILE", found) == env_file(project).found
+
+
+def test_an_empty_value_is_told_with_its_line() -> None:
+    assert why_missing("A", parse_env("\nA=\n")) == ".env:2: A has no value"
+    assert why_missing("A", parse_env("B=1\n")) == ".env sets no A"
 
 
 def test_a_name_that_is_commented_out_by_mistake_is_missed(project: Path) -> None:
@@ -214,4 +236,18 @@ def test_a_profile_that_is_no_mapping_fails(text: str, tmp_path: Path) -> None:
 def test_a_profile_that_is_not_there_names_those_that_are() -> None:
     eyes = Probes(environ={})
     check = settings.profile(decide(eyes, "stack", "llama3-8b.rtx9090", None))
-    assert (check.status, "llama3-8b-awq.rtx4090" in check.found) == ("fail", True)
+    assert (check.status, "there is no " in check.found) == ("fail", True)
+    assert "llama3-8b.rtx3090" in check.fix
+
+
+def test_a_profile_that_is_not_there_is_told_with_the_line_that_names_it(project: Path) -> None:
+    path = project / ".env"
+    path.write_text(path.read_text().replace("=llama3-8b-awq.rtx4090", "=llama3-8b.awq.rtx4090"))
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if text.startswith("ENGINE_PROFILE="))
+    eyes = Probes(environ={}, root=project)
+    check = settings.profile(decide(eyes, "stack", None, None), eyes)
+    assert check.found.startswith(f".env:{line}: ENGINE_PROFILE=llama3-8b.awq.rtx4090: there is no ")
+    assert check.fix.startswith("write one that is there: llama3-8b-awq.rtx4090, ")
+    shell = replace(eyes, environ={"ENGINE_PROFILE": "llama3-8b.rtx9090"})
+    check = settings.profile(decide(shell, "stack", None, None), shell)
+    assert check.found.startswith("ENGINE_PROFILE of this shell=llama3-8b.rtx9090: ")

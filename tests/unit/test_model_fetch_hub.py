@@ -384,7 +384,7 @@ def test_a_full_disk_is_told_before_the_first_byte(
 ) -> None:
     hub.repos[NAME].sizes[SHARDS[0]] = 1 << 60
     assert main([NAME]) == 1
-    assert "are free: nothing was begun" in said(capsys)
+    assert "are free: make room" in said(capsys)
     assert tree(tmp_path) == set()
     assert not any("/resolve/" in seen.path for seen in hub.seen)
 
