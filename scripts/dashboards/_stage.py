@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import httpx
 import yaml
 
 from scripts import _ports, _prometheus, demo, model_fetch
-from scripts.dashboards import _load
+from scripts.dashboards import _load, _recorded
 
 START_S = 600
 SCRAPE = "5s"
@@ -27,17 +28,18 @@ class StageError(Exception):
 
 
 @dataclass(frozen=True)
-class Times:
-    """What the pictures show: seconds since 1970."""
+class Recording:
+    """What the pictures show: from when to when, in seconds since 1970, and what a reader has to know about it."""
 
     start: float
     end: float
+    note: str
 
 
-def record(folder: Path, seconds: float, pages: Mapping[str, str]) -> Times:
+def record(folder: Path, seconds: float) -> Recording:
     """Runs the stack under load and leaves Prometheus's data in folder/data. Raises StageError.
 
-    `pages`: further jobs to scrape, as job -> host:port.
+    Scraped as well: a node exporter where one is installed, and a recorded card in a real one's place.
     """
     model = model_fetch.model_dir()
     if model_fetch.plan(model).fetch:
@@ -47,7 +49,12 @@ def record(folder: Path, seconds: float, pages: Mapping[str, str]) -> Times:
     keys = _keys(folder / "keys.json")
     with contextlib.ExitStack() as stack:
         began = time.time()
-        jobs = {"engine": f"{_ports.HOST}:{ports.engine}", "gateway": f"{_ports.HOST}:{ports.admin}", **pages}
+        jobs = {"engine": f"{_ports.HOST}:{ports.engine}", "gateway": f"{_ports.HOST}:{ports.admin}"}
+        card, jobs["gpu"] = stack.enter_context(_recorded.exporter())
+        if program := shutil.which("prometheus-node-exporter") or shutil.which("node_exporter"):
+            jobs["node"] = f"{_ports.HOST}:{_ports.free_port()}"
+            command = (program, f"--web.listen-address={jobs['node']}")
+            stack.enter_context(_guarded(command, {}, folder / "node.log"))
         stack.enter_context(prometheus(folder, ports.prometheus or 0, jobs))
         running = {}
         for service in demo.plan(ports, model, None).services:
@@ -61,7 +68,11 @@ def record(folder: Path, seconds: float, pages: Mapping[str, str]) -> Times:
         _wait(f"{url}/readyz", running, folder)
         with contextlib.suppress(TimeoutError):
             asyncio.run(_load.run(url, demo.MODEL, keys, seconds))
-        return Times(max(began, time.time() - seconds - 60), time.time())
+        note = (
+            f"Live: engine on the CPU, gateway, host. Recorded: the GPU row, an {card} under another load, "
+            "so that its tokens for a joule mean nothing here."
+        )
+        return Recording(max(began, time.time() - seconds - 60), time.time(), note)
 
 
 @contextlib.contextmanager

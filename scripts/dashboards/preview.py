@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -67,10 +68,11 @@ def tools() -> str:
 
 
 @contextlib.contextmanager
-def source(args: argparse.Namespace) -> Iterator[tuple[str, float, float]]:
-    """The Prometheus to draw from, and the first and last second shown."""
+def source(args: argparse.Namespace) -> Iterator[tuple[str, _stage.Recording]]:
+    """The Prometheus to draw from, and what is shown of it."""
     if args.prometheus:
-        yield args.prometheus, time.time() - args.minutes * 60, time.time()
+        now = time.time()
+        yield args.prometheus, _stage.Recording(now - args.minutes * 60, now, args.note)
         return
     with contextlib.ExitStack() as stack:
         if args.replay:
@@ -79,26 +81,26 @@ def source(args: argparse.Namespace) -> Iterator[tuple[str, float, float]]:
             folder = args.keep
         else:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dashboards-preview-")))
-        times = folder / "times.json"
+        told = folder / "recording.json"
         if not args.replay:
             print(f"preview: a live stack for {args.minutes:g} minutes", file=sys.stderr)
-            recorded = _stage.record(folder, args.minutes * 60, {})
-            times.write_text(json.dumps([recorded.start, recorded.end]), encoding="utf-8")
-        start, end = json.loads(times.read_text(encoding="utf-8"))
+            recorded = _stage.record(folder, args.minutes * 60)
+            told.write_text(json.dumps(dataclasses.asdict(recorded)), encoding="utf-8")
+        shown = _stage.Recording(**json.loads(told.read_text(encoding="utf-8")))
         url = stack.enter_context(_stage.prometheus(folder, _ports.free_port(), {}))
-        yield url, start, end
+        yield url, shown
 
 
 def draw(args: argparse.Namespace, chromium: str, uids: list[str]) -> list[dict[str, Any]]:
-    with source(args) as (url, start, end):
+    with source(args) as (url, shown):
         wanted = {
             "dashboards": str(FOLDER),
             "out": str(args.out),
             "prometheus": url,
             "chromium": chromium,
-            "start": round(start),
-            "end": round(end),
-            "note": args.note,
+            "start": round(shown.start),
+            "end": round(shown.end),
+            "note": shown.note,
             "shots": shots(uids),
         }
         command = ["node", str(TOOL / "render.mjs"), json.dumps(wanted)]
@@ -107,6 +109,9 @@ def draw(args: argparse.Namespace, chromium: str, uids: list[str]) -> list[dict[
         drawn: list[dict[str, Any]] = json.loads(done.stdout)
     except ValueError:
         raise PreviewError(f"the renderer failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}") from None
+    if shutil.which("pngquant"):  # a third of the size
+        for file in {shot["file"] for shot in drawn if Path(shot["file"]).exists()}:
+            subprocess.run(["pngquant", "--force", "--skip-if-larger", "--ext", ".png", file], check=False)
     return drawn
 
 
@@ -129,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("results/dashboards"), help="folder (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=5, help="how far back (default %(default)s)")
     parser.add_argument("--boards", default=",".join(BOARDS), help="uids, comma-separated (default all)")
-    parser.add_argument("--note", default="", help="a line under each title")
+    parser.add_argument("--note", default="", help="a line under each title, with --prometheus")
     parser.add_argument("--json", action="store_true", help="print what became of every panel")
     kept = parser.add_mutually_exclusive_group()
     kept.add_argument("--keep", type=Path, help="leave the live run's data there")

@@ -11,10 +11,11 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.metrics import Metrics
 from scripts.dashboards import __main__ as dashboards
-from scripts.dashboards import _runbooks, _slo, overview
+from scripts.dashboards import _recorded, _runbooks, _slo, overview, preview
 from scripts.dashboards._board import BOARDS
 from scripts.dashboards._sdk import JSONEncoder, dashboard, register_default_plugins
 
@@ -235,3 +236,62 @@ def test_the_promises_are_the_thresholds() -> None:
     assert steps["ITL ≤ 300 ms"] == [0.7]
     assert steps["Time to first token"] == [7.5]
     assert steps["Prefix cache hit ratio"] == [0.35]
+
+
+def test_grafana_is_given_the_dashboards_and_opens_with_the_overview() -> None:
+    """Compose mounts the folder where provisioning looks for it, and the home dashboard is a file of it."""
+    grafana = yaml.safe_load(Path("compose.yaml").read_text(encoding="utf-8"))["services"]["grafana"]
+    (provider,) = yaml.safe_load(Path("grafana/provisioning/dashboards/stack.yaml").read_text(encoding="utf-8"))[
+        "providers"
+    ]
+    inside = Path(provider["options"]["path"])
+    mounts = {Path(volume["target"]): Path(volume["source"]) for volume in grafana["volumes"]}
+    target = next(target for target in mounts if inside.is_relative_to(target))
+    assert mounts[target] / inside.relative_to(target) == dashboards.FOLDER
+    home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert home.parent == inside
+    assert home.stem == preview.OVERVIEW
+    assert (dashboards.FOLDER / home.name).is_file()
+
+
+def test_a_missing_program_is_one_line_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert preview.main(["--prometheus", "http://127.0.0.1:9"]) == 1
+    assert capsys.readouterr().err == "preview: node is missing: apt-get install nodejs npm\n"
+
+
+def test_an_unknown_dashboard_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        preview.main(["--boards", "vllm-engine,vllm-nothing"])
+    assert stopped.value.code == 2
+    assert "no such dashboard: vllm-nothing; there are vllm-overview" in capsys.readouterr().err
+
+
+def test_the_preview_tells_what_could_not_be_drawn() -> None:
+    panel = {"title": "A", "error": None, "empty": True, "cutTitle": False}
+    shot = {"uid": "u", "theme": "dark", "width": 1600, "problems": [], "panels": [panel]}
+    assert preview.problems([shot]) == []  # idle is no mistake
+    wrong = [{**panel, "error": "bad_data: parse error"}, {**panel, "title": "B", "cutTitle": True}]
+    assert preview.problems([{**shot, "panels": wrong, "problems": ["boom"]}]) == [
+        "u dark 1600: boom",
+        "u dark 1600: A: bad_data: parse error",
+        "u dark 1600: B: its title is cut off",
+    ]
+
+
+def test_the_recorded_card_has_the_series_that_the_rules_and_panels_ask_for() -> None:
+    recording = json.loads(_recorded.FILE.read_text(encoding="utf-8"))
+    early, late = (
+        {
+            sample.name.removesuffix("_total"): sample.value
+            for family in text_string_to_metric_families(_recorded.page(recording, seconds))
+            for sample in family.samples
+        }
+        for seconds in (0, 120)
+    )
+    asked = {one.name for _, expr in EXPRESSIONS for one in _selectors(expr) if one.name.startswith("DCGM_")}
+    assert asked <= early.keys()
+    assert late["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"] > early["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"]
+    assert _recorded.page(recording, 1e6), "the last row stays"
