@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+JOBS = ("quantize",)  # services that end
 
 
 class ComposeError(Exception):
@@ -30,6 +31,7 @@ class Container:
     code: int
     restarts: int
     image: str
+    image_id: str
     env: Mapping[str, str]
 
     @property
@@ -37,9 +39,14 @@ class Container:
         return self.state == "running"
 
     @property
+    def done(self) -> bool:
+        """A job that ended as it should: compose.yaml restarts everything that is none."""
+        return self.service in JOBS and self.state == "exited" and self.code == 0
+
+    @property
     def well(self) -> bool:
-        """Running, and healthy where it has a health check."""
-        return self.running and self.health in ("healthy", "")
+        """Running, and healthy where it has a health check; or a job that is done."""
+        return self.done or (self.running and self.health in ("healthy", ""))
 
 
 class Compose:
@@ -65,14 +72,10 @@ class Compose:
         if code != 0:
             raise ComposeError(f"docker compose {arguments[0]} failed; its last lines above say why")
 
-    def missing_images(self) -> tuple[list[str], list[str]]:
-        """Images of the chosen profiles that are not on this machine: those built here, and those to pull."""
-        services = json.loads(self.run("config", "--format", "json"))["services"].values()
-        inspect = ["docker", "image", "inspect", "--format", "{{.Id}}"]
-        names = sorted({service["image"] for service in services})
-        missing = [name for name in names if self._run([*inspect, name]).returncode != 0]
-        built = {service["image"] for service in services if "build" in service}
-        return [name for name in missing if name in built], [name for name in missing if name not in built]
+    def images(self) -> Images:
+        """Raises ComposeError."""
+        services = json.loads(self.run("config", "--format", "json"))["services"]
+        return plan_images(services, lambda name: self._run([*_INSPECT, name]).returncode == 0)
 
     def containers(self) -> list[Container]:
         """All of this project, stopped ones too. Raises ComposeError."""
@@ -98,6 +101,42 @@ class Compose:
             raise ComposeError("docker is not installed: docs.docker.com/engine/install") from None
 
 
+@dataclass(frozen=True)
+class Images:
+    """What to build and pull for the chosen profiles; `to_build`, `to_pull`: those that are not on this machine."""
+
+    services: tuple[str, ...]
+    built_services: tuple[str, ...]
+    pulled_services: tuple[str, ...]
+    to_build: tuple[str, ...]
+    to_pull: tuple[str, ...]
+
+
+_INSPECT = ("docker", "image", "inspect", "--format", "{{.Id}}")
+
+
+def plan_images(services: Mapping[str, Any], here: Callable[[str], bool]) -> Images:
+    """An image that is built here is never pulled. One that took the place of it (an engine of another version, say) is
+    never built: it would carry that name and be what our Dockerfile says.
+    """
+    built = {name for name, each in services.items() if "build" in each and _builds(each)}
+    made = {services[name]["image"] for name in built}
+    pulled = {name for name, each in services.items() if each["image"] not in made}
+    return Images(
+        tuple(sorted(services)),
+        tuple(sorted(built)),
+        tuple(sorted(pulled)),
+        tuple(sorted(name for name in made if not here(name))),
+        tuple(sorted({name for each in pulled if not here(name := services[each]["image"])})),
+    )
+
+
+def _builds(service: Mapping[str, Any]) -> bool:
+    """Whether the image asked for is the one that the service's Dockerfile makes, where compose.yaml says its tag."""
+    tags = service["build"].get("tags")
+    return not tags or service["image"] in tags
+
+
 def failure(containers: Sequence[Container]) -> tuple[str, str] | None:
     """The service that will not come up by itself, and why; None while all may still do."""
     for found in containers:
@@ -105,7 +144,7 @@ def failure(containers: Sequence[Container]) -> tuple[str, str] | None:
             return found.service, found.said
         if found.state in ("restarting", "exited", "dead") and found.restarts >= 2:
             return found.service, f"it ended {found.restarts} times, last with exit code {found.code}"
-        if found.state in ("exited", "dead") and not found.restarts:
+        if found.state in ("exited", "dead") and not found.restarts and not found.done:
             return found.service, f"it ended with exit code {found.code}"
     return None
 
@@ -130,6 +169,7 @@ def _container(found: Mapping[str, Any]) -> Container:
         code=state["ExitCode"],
         restarts=found["RestartCount"],
         image=config["Image"],
+        image_id=found["Image"],
         env=dict(_pairs(config.get("Env") or [])),
     )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scripts._compose import ROOT
 
-FOLDER = ROOT / ".stack"
+FOLDER = ROOT / ".stack"  # the default of every function here
 
 # Phases, in their order. `held`: the new engine was verified, what is left is to record it and let requests through.
 DRAINING, CHANGING, HELD, UNDOING = "draining", "changing", "held", "undoing"
@@ -39,9 +39,9 @@ class Journal:
         return replace(self, phase=phase)
 
 
-def read(folder: Path = FOLDER) -> Journal | None:
+def read(folder: Path | None = None) -> Journal | None:
     """The change that was not finished; None where all were. Raises JournalError."""
-    path = folder / "swap.json"
+    path = (folder or FOLDER) / "swap.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return Journal(**{name: found[name] for name in ("what", "kind", "phase", "note")})
@@ -51,8 +51,9 @@ def read(folder: Path = FOLDER) -> Journal | None:
         raise JournalError(f"{path} can't be read ({error}): look at `make ps`, then remove the file") from error
 
 
-def write(journal: Journal, folder: Path = FOLDER) -> None:
+def write(journal: Journal, folder: Path | None = None) -> None:
     """On the disk when it returns. Raises OSError."""
+    folder = folder or FOLDER
     folder.mkdir(exist_ok=True)
     part = folder / "swap.json.part"
     with part.open("w", encoding="utf-8") as file:
@@ -62,14 +63,15 @@ def write(journal: Journal, folder: Path = FOLDER) -> None:
     part.replace(folder / "swap.json")
 
 
-def clear(folder: Path = FOLDER) -> None:
+def clear(folder: Path | None = None) -> None:
     with suppress(FileNotFoundError):
-        (folder / "swap.json").unlink()
+        ((folder or FOLDER) / "swap.json").unlink()
 
 
 @contextmanager
-def alone(folder: Path = FOLDER) -> Iterator[None]:
+def alone(folder: Path | None = None) -> Iterator[None]:
     """Only one process at a time changes the stack. Raises JournalError at once where another one does."""
+    folder = folder or FOLDER
     folder.mkdir(exist_ok=True)
     with (folder / "swap.lock").open("a+", encoding="ascii") as file:
         try:
@@ -77,7 +79,7 @@ def alone(folder: Path = FOLDER) -> Iterator[None]:
         except OSError:
             file.seek(0)
             who = file.read().strip() or "another process"
-            raise JournalError(f"{who} is changing the stack: wait for its end") from None
+            raise JournalError(f"{who} is changing the stack: wait for its end, or stop it") from None
         file.truncate(0)
         file.write(f"process {os.getpid()}")
         file.flush()

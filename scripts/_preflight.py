@@ -28,6 +28,13 @@ def look(profile: str, environ: Mapping[str, str], running: Collection[str]) -> 
         host.memory(probes, subject),
         host.disk(probes, subject),
         host.wsl(probes),
-        *(stack.port(probes, name, port) for name, port in wanted.items() if name not in running),
+        *(stack.port(probes, name, port) for name, port in wanted.items() if stack.service_of(name) not in running),
     ]
     return subject, found
+
+
+def for_image(profile: str, environ: Mapping[str, str]) -> list[Check]:
+    """What must hold before the running engine is replaced by one of another image; it keeps card, ports and model."""
+    probes = Probes(environ=os.environ | dict(environ))
+    subject = decide(probes, "stack", profile, None)
+    return [settings.env_file(probes, subject), settings.profile(subject), *docker.checks(probes, subject)]

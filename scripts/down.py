@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from scripts import _journal
 from scripts._compose import Compose, ComposeError, Container
 
 
@@ -29,6 +30,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     compose = Compose()
     try:
+        return _alone(compose, arguments)
+    except (ComposeError, _journal.JournalError) as error:
+        print(f"\ndown: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ndown: interrupted; run it again to go on", file=sys.stderr)
+        return 130
+
+
+def _alone(compose: Compose, arguments: argparse.Namespace) -> int:
+    """Not in the middle of an upgrade, which would start the engine again."""
+    with _journal.alone():
         containers = compose.containers()
         if not containers:
             print("nothing of the stack is there")
@@ -42,12 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{what} ...", end="", flush=True)
             compose.run(*command)
             print(f" {time.monotonic() - since:.1f} s", flush=True)
-    except ComposeError as error:
-        print(f"\ndown: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\ndown: interrupted; run it again to go on", file=sys.stderr)
-        return 130
     if not arguments.dry_run:
         print("down; volumes are kept (docker volume ls)")
     return 0

@@ -15,16 +15,19 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 
-from scripts import _preflight, _secrets, _stack_model
+from scripts import _journal, _one_shot, _preflight, _secrets, _stack_model
 from scripts._children import Terminated, raise_on_termination
 from scripts._compose import ROOT, Compose, ComposeError, Container, failure
 from scripts._demo_talk import Terminal, answers
-from scripts.checks import Check, worst
-from scripts.checks.envfile import read_env
+from scripts._journal import JournalError
+from scripts._running import ENGINES, Stack, SwapError
+from scripts.checks import Check, model, worst
+from scripts.checks.envfile import place, read_env, why_missing
 from scripts.checks.report import lines
 from scripts.checks.subject import Subject, SubjectError
 
@@ -46,9 +49,11 @@ def environment(cpu: bool, environ: Mapping[str, str]) -> dict[str, str]:
     if env_file is None:
         raise UpError("there is no .env: cp .env.example .env, and set ENGINE_PROFILE (no GPU here: make up-cpu)")
     if not said:
-        raise UpError(".env sets no ENGINE_PROFILE: docs/engine-profiles.md says which card takes which")
+        why = why_missing("ENGINE_PROFILE", env_file)
+        raise UpError(f"{why} (docs/engine-profiles.md says which card takes which)")
     if ".cpu" in said:
-        raise UpError(f"ENGINE_PROFILE={said} is for a CPU: make up-cpu, or name a profile of your card in .env")
+        where = place("ENGINE_PROFILE", env_file, environ)
+        raise UpError(f"{where}={said} is for a CPU: make up-cpu, or name a profile of your card there")
     return {"ENGINE_PROFILE": said}
 
 
@@ -94,22 +99,43 @@ class Up:
         before = self._compose.containers()
         try:
             self._start()
-        except (UpError, ComposeError):
+        except (UpError, ComposeError, _one_shot.JobError):
             self._take_back(before)
             raise
 
     def _start(self) -> None:
-        to_build, to_pull = self._compose.missing_images()
-        self._terminal.line(f"images      builds {', '.join(to_build) or 'what changed'}")
-        if to_build:
-            self._compose.show("build")
+        images = self._compose.images()
+        self._terminal.line(f"images      builds {', '.join(images.to_build) or 'what changed'}")
+        if images.to_build:
+            self._compose.show("build", *images.built_services)
         else:
-            self._compose.run("build", "--quiet")
-        if to_pull:  # after the build: one image may be of another service's making
-            self._terminal.line(f"images      pulls {', '.join(to_pull)}")
-            self._compose.show("pull", "--ignore-buildable", "--policy", "missing")
-        self._compose.run("up", "--detach", "--remove-orphans")
+            self._compose.run("build", "--quiet", *images.built_services)
+        if images.to_pull:  # after the build: one image may be of another service's making
+            self._terminal.line(f"images      pulls {', '.join(images.to_pull)}")
+            self._compose.show("pull", "--policy", "missing", *images.pulled_services)
+        if _one_shot.SERVICE in self._compose.profiles:
+            _one_shot.run(self._compose, images.services, self._terminal)
+            _stop_at(model.checks(self._subject))
+            rest = [name for name in images.services if name != _one_shot.SERVICE]  # or the job would run once more
+            self._compose.run("up", "--detach", "--no-build", "--no-deps", *rest)
+        else:
+            self._compose.run("up", "--detach", "--no-build", "--remove-orphans")
+        self._settle()
         self._wait()
+
+    def _settle(self) -> None:
+        """What an interrupted change left: its engine was not recorded, so what was started now is the one before."""
+        left = _journal.read()
+        if left is None:
+            return
+        self._terminal.line(f"found an interrupted change ({left.phase}): {left.what}")
+        with suppress(SwapError, ComposeError):  # a gateway that was just made anew holds nothing back
+            Stack.running(self._compose).drain(on=False)
+        if left.kind == "upgrade":
+            _journal.clear()
+            self._terminal.line("the engine that .env names is started")
+        else:
+            self._terminal.line(f"`make {left.kind}` ends it")
 
     def _wait(self) -> None:
         pause = threading.Event()
@@ -141,7 +167,8 @@ class Up:
         now = {found.service: found.id for found in self._compose.containers()}
         if old is None or now.get(old.service) == old.id or not old.running:
             return
-        env = {name: old.env.get(name, "") for name in ("ENGINE_PROFILE", "ENGINE_ARGS")} | {"ENGINE_IMAGE": old.image}
+        env = {name: old.env.get(name, "") for name in ("ENGINE_PROFILE", "ENGINE_ARGS")}
+        env[ENGINES[old.service]] = old.image
         self._terminal.line(f"going back to the engine before: ENGINE_PROFILE={env['ENGINE_PROFILE']}")
         Compose(self._compose.profiles, self._compose.env | env).run("up", "--detach", "--no-build", old.service)
 
@@ -176,8 +203,14 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         _small_model(arguments.dry_run, terminal)
     running = _running(env)
     subject, checks = _preflight.look(env["ENGINE_PROFILE"], env, running)
-    _report(checks, terminal)
     chosen = profiles(kind, subject.environ.get("COMPOSE_PROFILES", ""))
+    if _one_shot.SERVICE in chosen:  # the model is what the job is to make: looked at when it has
+        checks = [check for check in checks if not check.name.startswith("model.")]
+        writer = _one_shot.writer(subject.models_root, os.geteuid())
+        env["QUANTIZE_USER"] = writer.user
+        if not arguments.dry_run:
+            _one_shot.give(subject.models_root, writer)
+    _report(checks, terminal)
     compose = Compose(chosen, env)
     if _OTHER[kind] in running:
         raise UpError(f"{_OTHER[kind]} of this stack is running: make down first")
@@ -191,7 +224,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     if key:
         terminal.line(f"first key   {key}   (shown once; `make keys` makes more)")
     up = Up(compose, subject, arguments.wait_s, terminal)
-    up.run()
+    with _journal.alone():
+        up.run()
     terminal.line("ready")
     terminal.plain(up.recipe(key))
 
@@ -219,6 +253,13 @@ def _small_model(dry_run: bool, terminal: Terminal) -> None:
 _OTHER = {"cpu": "engine", "gpu": "engine-cpu"}  # both are http://engine:8000
 
 
+def _stop_at(checks: Sequence[Check]) -> None:
+    """Raises UpError for a model that the job did not make ready: it is served once the gate has let it pass."""
+    for check in checks:
+        if check.status == "fail":
+            raise UpError(f"the job is done, but {check.name}: {check.found}. {check.fix}")
+
+
 def _report(checks: Sequence[Check], terminal: Terminal) -> None:
     """What is not well, with the way out. Raises UpError where it stops the start."""
     for line in lines([check for check in checks if check.status in ("warn", "fail")]):
@@ -238,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal = Terminal()
     try:
         run(arguments, terminal)
-    except (UpError, SubjectError, ComposeError, _secrets.SecretsError) as error:
+    except (UpError, SubjectError, ComposeError, JournalError, _one_shot.JobError, _secrets.SecretsError) as error:
         terminal.plain()
         print(f"up: {error}", file=sys.stderr)
     except OSError as error:

@@ -23,6 +23,7 @@ OVERRIDE = "compose.yaml:tests/stack/override.yaml"
 MODEL = model_fetch.NAME
 # Longer than the profile's 2048, for a prompt whose prefill takes tens of seconds.
 MAX_MODEL_LEN = 8192
+OLDER_VENV = ROOT / ".venv-engine-0.31.0"  # tests/stack/engines.py fills it
 
 
 @dataclass
@@ -45,8 +46,8 @@ class Stack:
     def compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self._run(["docker", "compose", "--profile", "*", *arguments], 300, {})
 
-    def docker(self, *arguments: str) -> str:
-        done = self._run(["docker", *arguments], 120, {})
+    def docker(self, *arguments: str, text: str | None = None) -> str:
+        done = self._run(["docker", *arguments], 120, {}, text)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -79,12 +80,13 @@ class Stack:
         return self.compose("logs", "--no-color", "--no-log-prefix", service).stdout
 
     def _run(
-        self, command: Sequence[str], timeout_s: float, env: Mapping[str, str]
+        self, command: Sequence[str], timeout_s: float, env: Mapping[str, str], text: str | None = None
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
             cwd=self.root,
             env={**os.environ, **self.env, **env},
+            input=text,
             capture_output=True,
             text=True,
             errors="replace",
@@ -132,12 +134,14 @@ def make(folder: Path, project: str, docker_env: Mapping[str, str]) -> Stack:
     example = example.replace("COMPOSE_PROFILES=cpu\n", "COMPOSE_PROFILES=cpu,tls\n")
     lines = "".join(f"{name}={value}\n" for name, value in settings.items())
     (folder / ".env").write_text(example + lines, encoding="utf-8")
+    OLDER_VENV.mkdir(exist_ok=True)  # compose binds it, whether a test needs it or not
     env = {
         **docker_env,
         "COMPOSE_FILE": OVERRIDE,
         "COMPOSE_PROJECT_NAME": project,
         "TEST_ENGINE_VENV": str(ROOT / ".venv-engine"),
         "TEST_ENGINE_PYTHON": sys.base_prefix,
+        "TEST_OLDER_VENV": str(OLDER_VENV),
     }
     return Stack(folder, env, ports)
 

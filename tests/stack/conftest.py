@@ -21,7 +21,12 @@ from tests.stack.checkout import ROOT, Stack
 
 PROJECT = "vllm-stack-test"
 BASE = "python:3.11-slim-bookworm"
-STANDINS = {"prom/prometheus": "prometheus", "prom/alertmanager": "alertmanager", "caddy": "caddy"}
+STANDINS = {
+    "prom/prometheus": "prometheus",
+    "prom/alertmanager": "alertmanager",
+    "prom/node-exporter": "node-exporter",
+    "caddy": "caddy",
+}
 NOT_HERE = {
     "engine": "the CUDA image needs an NVIDIA GPU",
     "gpu-exporter": "it needs an NVIDIA GPU",

@@ -13,7 +13,7 @@ from scripts import _ports
 from tests.stack.checkout import MODEL, Stack, until
 from tests.stack.conftest import NOT_HERE
 
-STARTED = ("alertmanager", "caddy", "engine-cpu", "gateway", "prometheus")
+STARTED = ("alertmanager", "caddy", "engine-cpu", "gateway", "node-exporter", "prometheus")
 
 
 def test_a_chat_is_answered_through_the_published_port(stack: Stack) -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def note(summary: dict[str, Any], name: str, load: Load, fault_s: float, heal_s:
     return outcomes
 
 
+def newest_sample_s(stack: Stack) -> float | None:
+    """The wall clock's time of the newest sample that Prometheus has of the gateway; None while it answers none."""
+    url = f"http://127.0.0.1:{stack.ports['PROMETHEUS_PORT']}/api/v1/query"
+    try:
+        answer = stack.http.get(url, params={"query": "max(timestamp(up{job='gateway'}))"})
+        return float(answer.json()["data"]["result"][0]["value"][1])
+    except (httpx.HTTPError, ValueError, LookupError):
+        return None
+
+
 def refusals_say_when(load: Load, fault_s: float) -> bool:
     return all(s.retry_after for s in load.seen if s.ended_s >= fault_s and s.outcome == UNAVAILABLE)
 
@@ -84,6 +95,35 @@ def test_prometheus_down_is_nothing_to_the_clients(stack: Stack, summary: dict[s
         outcomes = note(summary, "prometheus stopped", load, fault_s, 0.0)
         assert stack.compose("start", "prometheus").returncode == 0
     assert set(outcomes) == {ANSWERED}
+    until(lambda: stack.inspect("prometheus")["State"]["Health"]["Status"] == "healthy", "Prometheus back", 120)
+
+
+def test_a_full_disk_under_prometheus_is_nothing_to_the_clients(stack: Stack, summary: dict[str, Any]) -> None:
+    """A real file system of 24 MB, filled to its last byte, then freed: figures stop and come back by themselves."""
+    small = {**stack.env, "COMPOSE_FILE": f"{stack.env['COMPOSE_FILE']}:tests/stack/small-disk.yaml"}
+    laid_over = replace(stack, env=small)
+    up = laid_over.make("up-cpu")
+    assert up.returncode == 0, up.stdout + up.stderr
+    try:
+        until(lambda: newest_sample_s(stack) is not None, "a first scrape", 60)
+        with Load(stack) as load:
+            fault_s = settle(load)
+            fill = "head -c 100m /dev/zero > /prometheus/filler"
+            assert "No space left" in laid_over.compose("exec", "-T", "prometheus", "sh", "-c", fill).stderr
+            stopped = time.time()
+            until(lambda: "no space left on device" in laid_over.logs("prometheus"), "a complaint in its log", 60)
+            until(lambda: time.time() - stopped > 15 and len(load.seen) > 12, "answers with a full disk", 120)
+            stale_s = time.time() - (newest_sample_s(stack) or 0)
+            outcomes = note(summary, "prometheus disk full", load, fault_s, 0.0)
+            freed = time.time()
+            assert laid_over.compose("exec", "-T", "prometheus", "rm", "/prometheus/filler").returncode == 0
+            until(lambda: (newest_sample_s(stack) or 0) > freed, "a scrape that is kept", 120)
+            back_s = time.time() - freed
+        assert set(outcomes) == {ANSWERED}
+        assert stale_s > 10  # it really kept nothing meanwhile
+        summary["faults"]["prometheus disk full"] |= {"figures_back_s": round(back_s, 1)}
+    finally:
+        assert stack.make("up-cpu").returncode == 0
     until(lambda: stack.inspect("prometheus")["State"]["Health"]["Status"] == "healthy", "Prometheus back", 120)
 
 

@@ -24,7 +24,7 @@ PROBES = {
     "python": {"load"},
     "python3": {"engine", "engine-cpu"},
     "promtool": {"prometheus"},
-    "wget": {"alertmanager", "caddy", "grafana"},
+    "wget": {"alertmanager", "caddy", "grafana", "node-exporter"},
 }
 # Where an image, or Docker for a new volume, makes the directory writable for the service's user.
 WRITABLE = {
@@ -105,7 +105,7 @@ def test_the_engines_are_the_version_that_everything_else_was_tested_with() -> N
 
 def test_every_flag_on_the_engines_command_line_exists() -> None:
     """D1: the supervisor's own flags, against the pinned engine's parser; the profiles have a test of their own."""
-    source = (ROOT / "docker/engine/__main__.py").read_text(encoding="utf-8")
+    source = (ROOT / "docker/engine/config.py").read_text(encoding="utf-8")
     given = set(re.findall(r'"(--[a-z-]+)"', source))
     known = {name for flag in load_release(PINNED).flags for name in flag.names}
     assert {"--host", "--port"} <= given

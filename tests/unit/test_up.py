@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from scripts import _secrets, _stack_model, down, model_fetch, up
-from scripts._compose import Container, reason
+from scripts._compose import ROOT, Container, failure, reason
 
 
 def container(service: str, **changes: object) -> Container:
     fields: dict[str, object] = {
         "id": service, "service": service, "state": "running", "health": "healthy", "said": "", "code": 0,
-        "restarts": 0, "image": "i", "env": {},
+        "restarts": 0, "image": "i", "image_id": "sha256:1", "env": {},
     }  # fmt: skip
     return Container(**fields | changes)  # type: ignore[arg-type]
 
 
 def test_a_stack_whose_engine_still_loads_is_waited_for() -> None:
     loading = [container("engine", health="starting", said="starting"), container("gateway")]
-    assert up.failure(loading) is None
+    assert failure(loading) is None
     assert up.awaited(loading) == "engine (starting)"
 
 
@@ -36,15 +36,15 @@ def test_a_stack_whose_engine_still_loads_is_waited_for() -> None:
     ],
 )
 def test_a_service_that_will_not_come_up_is_named_with_its_reason(broken: Container, told: str) -> None:
-    assert up.failure([container("prometheus"), broken]) == (broken.service, told)
+    assert failure([container("prometheus"), broken]) == (broken.service, told)
 
 
 def test_a_service_that_ended_once_and_is_started_again_may_still_come_up() -> None:
-    assert up.failure([container("gateway", state="restarting", restarts=1, code=137)]) is None
+    assert failure([container("gateway", state="restarting", restarts=1, code=137)]) is None
 
 
 def test_without_a_gpu_the_settings_are_the_examples_with_two_lines_changed() -> None:
-    example = (up.ROOT / ".env.example").read_text(encoding="utf-8")
+    example = (ROOT / ".env.example").read_text(encoding="utf-8")
     made = up.cpu_env_file(example)
     changed = [line for line in made.splitlines() if line not in example.splitlines()]
     assert changed == ["COMPOSE_PROFILES=cpu", f"ENGINE_PROFILE={up.CPU_PROFILE}"]
