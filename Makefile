@@ -170,6 +170,22 @@ flags-docs: .venv/.installed ## docs/flags.md and docs/flags.zh.md from the revi
 quantize: .venv-quantize/.installed ## a model into a 4-bit checkpoint: CONFIG=configs/quantize/llama3-8b-instruct.yaml, ARGS='--dry-run'
 	@.venv-quantize/bin/python -m scripts.quantize $(if $(CONFIG),--config '$(CONFIG)') $(ARGS)
 
+.PHONY: gate promote revert models test-quantize
+gate: .venv/.installed ## judge a quantized version against its original: NAME=llama3-8b-awq, DIGEST=... for one of several
+	@$(PY) -m scripts.gate '$(NAME)' $(DIGEST) $(ARGS)
+
+promote: .venv/.installed ## serve a version that passed the gate, swapping a running engine under load: NAME=llama3-8b-awq
+	@$(PY) -m scripts.promote '$(NAME)' $(DIGEST) $(ARGS)
+
+revert: .venv/.installed ## serve again what the last promotion replaced: NAME=llama3-8b-awq
+	@$(PY) -m scripts.revert '$(NAME)' $(ARGS)
+
+models: .venv/.installed ## models and their versions: what is served, what was before, what the gate found
+	@$(PY) -m scripts.models $(NAME) $(ARGS)
+
+test-quantize: install model .venv-quantize/.installed ## quantize, gate, promote, serve, revert: a real model on the real engine
+	@scripts/stage.sh quantize $(PY) -m pytest tests/quantize $(ARGS)
+
 ## ---- dashboards ---------------------------------------------------------------------------------------------------
 .PHONY: dashboards dashboards-preview
 dashboards: .venv/.installed ## grafana/dashboards/*.json from scripts/dashboards; ARGS=--check only says what is stale
