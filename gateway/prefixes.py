@@ -146,13 +146,14 @@ def outcomes(
         return {UNKNOWN: prompt_tokens}
     if len(looks) == 1 and not more:
         return _of_one(looks[0], prompt_tokens, cached, block_size)
-    share = prompt_tokens * len(looks) // (len(looks) + more)
+    share = left = prompt_tokens * len(looks) // (len(looks) + more)
     size = sum(look.total for look in looks) or 1
-    found: Tokens = {UNKNOWN: prompt_tokens}
-    for look in looks:
-        for outcome, tokens in _of_one(look, share * look.total // size, None, block_size).items():
-            found[outcome] = found.get(outcome, 0) + tokens
-            found[UNKNOWN] -= tokens
+    found: Tokens = {UNKNOWN: prompt_tokens - share}
+    for i, look in enumerate(looks, 1):
+        tokens = left if i == len(looks) else share * look.total // size
+        left -= tokens
+        for outcome, part in _of_one(look, tokens, None, block_size).items():
+            found[outcome] = found.get(outcome, 0) + part
     return {outcome: tokens for outcome, tokens in found.items() if tokens}
 
 
