@@ -218,7 +218,7 @@ def _replicas(board: Board) -> None:
         "Without progress",
         "Time since a replica last made progress though it had work. At timeouts.stall_s it counts as hung.",
         Query("max by (replica) (gateway_replica_stalled_seconds)", "{{replica}}"),
-        Query('max(gateway_setting{setting="stall_s"})', "hung from here on"),
+        Query('max(gateway_setting{name="stall_s"})', "hung from here on"),
         look=Look("s", 0),
         fixed={"hung from here on": RED},
         dashed=("hung from here on",),
@@ -277,8 +277,8 @@ def _inside(board: Board) -> None:
         45,
         "Settings in force",
         "The settings that decide who waits (docs/settings.md). capacity_tokens 0: the engine's own.",
-        Query("max by (setting) (gateway_setting)"),
-        columns=(Column("setting", "Setting"), Column("Value", "Value", Look("none"))),
+        Query("max by (name) (gateway_setting)"),
+        columns=(Column("name", "Setting"), Column("Value", "Value", Look("none"))),
         look=Look("none"),
     )
     board.line(6, (3, keys), (3, bad), (3, pending), (3, ledger), (3, logs), (9, settings))

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.findings import KINDS
 from gateway.metrics import Metrics
 from scripts.dashboards import __main__ as dashboards
 from scripts.dashboards import _recorded, _runbooks, _slo, overview, preview
@@ -295,3 +296,7 @@ def test_the_recorded_card_has_the_series_that_the_rules_and_panels_ask_for() ->
     assert asked <= early.keys()
     assert late["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"] > early["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"]
     assert _recorded.page(recording, 1e6), "the last row stays"
+
+
+def test_the_advice_panel_has_words_for_every_kind_that_asks_for_a_change() -> None:
+    assert overview.ADVICE.keys() == {kind for kind, severity in KINDS.items() if severity != "info"}
