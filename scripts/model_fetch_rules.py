@@ -23,6 +23,11 @@ _REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,127}")
 _TOKEN = re.compile(r"hf_\w{8,}")
 # The guides' model by the name that the profiles use; an instruct model only, the base model can't chat.
 _LLAMA = re.compile(r"(?:meta-)?llama-(3(?:\.\d)?)-(\d+b)-instruct(-awq)?")
+# Where the shipped profiles' models come from, by directory: what is offered where one is missing.
+ORIGINALS = {
+    "llama3-8b": "meta-llama/Meta-Llama-3-8B-Instruct",
+    "qwen3-8b-awq": "Qwen/Qwen3-8B-AWQ",
+}
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _BESIDE = re.compile(
     r"config\.json|generation_config\.json|(tokenizer|special_tokens|added_tokens|preprocessor|processor|quant|"

@@ -25,7 +25,7 @@ NOT_NEEDED = "the demo runs without Docker"
 def checks(probes: Probes, subject: Subject) -> list[Check]:
     found = [engine(probes, subject), compose(probes, subject)]
     info = _info(probes)
-    found += [nvidia_runtime(info, subject), image_cuda(probes, subject), disk(probes, subject, info)]
+    found += [nvidia_runtime(probes, info, subject), image_cuda(probes, subject), disk(probes, subject, info)]
     return found
 
 
@@ -75,7 +75,7 @@ def compose(probes: Probes, subject: Subject) -> Check:
     return judged(parsed >= COMPOSE_MIN, name, expected, found, "upgrade docker-compose-plugin", _severity(subject))
 
 
-def nvidia_runtime(info: Mapping[str, Any] | None, subject: Subject) -> Check:
+def nvidia_runtime(probes: Probes, info: Mapping[str, Any] | None, subject: Subject) -> Check:
     """The container toolkit: a registered runtime, or CDI devices."""
     name, expected = "docker.nvidia", "the NVIDIA container toolkit: runtime `nvidia` or CDI devices nvidia.com/gpu"
     if subject.on_cpu:
@@ -89,6 +89,8 @@ def nvidia_runtime(info: Mapping[str, Any] | None, subject: Subject) -> Check:
         return ok(name, expected, "runtime nvidia")
     if cards:
         return ok(name, expected, f"CDI devices {', '.join(cards[:3])}")
+    if probes.run(["nvidia-smi"]) is None:
+        return skip(name, expected, "there is no NVIDIA driver it could hand on: gpu.driver")
     return fail(
         name,
         expected,

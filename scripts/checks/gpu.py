@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from scripts.checks import Check, fail, judged, ok, skip, warn
 from scripts.checks import fit as planning
+from scripts.checks.envfile import place, read_env
 from scripts.checks.nvidia import Card, Holder, Smi, SmiError, read_smi
 from scripts.checks.probes import Probes
 from scripts.checks.subject import Subject
@@ -30,8 +31,10 @@ def checks(probes: Probes, subject: Subject) -> list[Check]:
     except SmiError as error:
         return [fail("gpu.driver", expected, f"nvidia-smi: {error}", _smi_fix(str(error)))]
     if smi is None:
-        fix = "install the NVIDIA driver on the host (under WSL 2: in Windows), or serve a .cpu profile"
-        return [fail("gpu.driver", expected, "there is no nvidia-smi", fix)]
+        where = place("ENGINE_PROFILE", read_env(probes.root), probes.environ)
+        found = f"there is no nvidia-smi, and {where}={subject.profile_path.stem} is for a GPU"
+        fix = "no NVIDIA card here: make up-cpu; else install the NVIDIA driver (under WSL 2: in Windows)"
+        return [fail("gpu.driver", expected, found, fix)]
     if not smi.cards:
         return [driver(smi), fail("gpu.card", "one NVIDIA card", "the driver sees none", "check its seat and power")]
     card = chosen(smi.cards, subject)

@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scripts.checks import Check, fail, judged, ok, skip, warn
+from scripts.model_fetch_rules import ORIGINALS
 from scripts.planner import PlanError
 from scripts.planner.catalog import find_model
 from scripts.planner.checkpoint import INDEX, read_checkpoint, read_config
+from scripts.planner.gpus import load_gpus
 from scripts.planner.model import parse_model
 from scripts.planner.numbers import gib
+from scripts.planner.settings import PROFILES
 
 if TYPE_CHECKING:  # it brings the demo along, and `make model` needs these checks alone
     from scripts.checks.subject import Subject
 
 _LFS = b"version https://git-lfs"
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("tekken.json",), ("vocab.json", "merges.txt"))
-_GET = "make model (the small one), or put the model's files there: docs/doctor.md"
+_AGAIN = "make model NAME=... again, or copy the missing files there (docs/models.md)"
 
 
 def checks(subject: Subject) -> list[Check]:
@@ -47,10 +50,48 @@ def directory(subject: Subject) -> Check:
         why = f"{said!r} is no local path: the engine would download it, which nothing here can check"
         return skip(name, expected, why)
     if not where.is_dir():
+        if subject.purpose == "demo":
+            return skip(name, expected, "not there yet: make demo fetches it, or make model now")
         dangling = " (a link to nothing)" if where.is_symlink() else ""
-        return fail(name, expected, f"{where} does not exist{dangling}", _GET)
+        return fail(name, expected, f"{where} does not exist{dangling}", offer(subject))
     has_config = (where / "config.json").is_file()
-    return judged(has_config, name, expected, f"{where}{'' if has_config else ' has no config.json'}", _GET)
+    return judged(has_config, name, expected, f"{where}{'' if has_config else ' has no config.json'}", offer(subject))
+
+
+def offer(subject: Subject) -> str:
+    """The ways to a model for this profile, the nearest first; one phrase each."""
+    wanted = subject.model_name
+    if subject.on_cpu:
+        return "make model (the small demo model)"
+    ways = []
+    if near := _served_instead(subject):
+        ways.append(f"serve what is here: ENGINE_PROFILE={near}")
+    if wanted in ORIGINALS:
+        ways.append(f"fetch it: make model NAME={ORIGINALS[wanted]}")
+    elif wanted.endswith("-awq"):
+        original = wanted.removesuffix("-awq")
+        have = _holds(subject, original)
+        fetch = "" if have or original not in ORIGINALS else f"make model NAME={ORIGINALS[original]}, "
+        card = load_gpus()[subject.card].name if subject.card in load_gpus() else "this card"
+        ways.append(f"make 4 bits of your own for {card}: {fetch}make quantize, make promote (docs/quantize.md)")
+        ways.append(f"fetch a ready AWQ checkpoint that you trust: make model NAME=org/model AS={wanted}")
+    else:
+        ways.append(f"fetch it: make model NAME=org/model AS={wanted}")
+    ways.append("only try the stack, without a GPU: make model, make up-cpu")
+    return "; or ".join(ways)
+
+
+def _holds(subject: Subject, name: str) -> bool:
+    return (subject.models_root / name / "current" / "config.json").is_file()
+
+
+def _served_instead(subject: Subject) -> str | None:
+    """A shipped profile of the same card whose model is here."""
+    for path in sorted(PROFILES.glob("*.yaml")):
+        model, _, rest = path.stem.partition(".")
+        if subject.card in rest.split(".") and model != subject.model_name and _holds(subject, model):
+            return path.stem
+    return None
 
 
 def config(where: Path) -> Check:
@@ -62,7 +103,7 @@ def config(where: Path) -> Check:
         if "planner" in str(error):
             fix = "the engine may serve it all the same; no memory figure is checked. `vllm serve` has the last word"
             return warn(name, expected, str(error), fix)
-        return fail(name, expected, str(error), "download config.json again")
+        return fail(name, expected, str(error), _AGAIN)
     kind = model.quant.label if model.quant else model.dtype
     return ok(name, expected, f"{model.architecture}, {model.layers} layers, {kind}")
 
@@ -76,16 +117,16 @@ def weights(where: Path) -> Check:
     try:
         found = read_checkpoint(where)
     except PlanError as error:
-        return fail(name, expected, str(error), "download the named files again")
+        return fail(name, expected, str(error), _AGAIN)
     except OSError as error:
         return fail(name, expected, f"{error.filename}: {error.strerror}", "make it readable")
     if found is None:
-        return fail(name, expected, f"{where} holds no weights", _GET)
+        return fail(name, expected, f"{where} holds no weights", _AGAIN)
     try:
         find_model(str(where))
     except PlanError as error:
         if "not of one model" in str(error):
-            return fail(name, expected, str(error), "config.json and weights belong together: download both again")
+            return fail(name, expected, str(error), f"config.json and weights belong together: {_AGAIN}")
     size = sum(tensor.size for tensor in found.tensors.values())
     index = f" of {INDEX}" if (where / INDEX).is_file() else ""
     count = f"{found.files} file{'s' * (found.files != 1)}{index}"
@@ -96,7 +137,7 @@ def tokenizer(where: Path) -> Check:
     name, expected = "model.tokenizer", "tokenizer.json, or another whole tokenizer, and tokenizer_config.json"
     have = next((names for names in _TOKENIZERS if all((where / file).is_file() for file in names)), None)
     if have is None:
-        return fail(name, expected, f"{where} has no tokenizer files", "download them with the model")
+        return fail(name, expected, f"{where} has no tokenizer files", _AGAIN)
     for file in (*have, "tokenizer_config.json"):
         path = where / file
         if file == "tokenizer_config.json" and not path.is_file():
@@ -105,7 +146,7 @@ def tokenizer(where: Path) -> Check:
         if _head(path).startswith(_LFS):
             return fail(name, expected, f"{file} is a Git LFS pointer", "git lfs pull, in that clone")
         if path.suffix == ".json" and _json(path) is None:
-            return fail(name, expected, f"{file} is no JSON object: cut off?", "download it again")
+            return fail(name, expected, f"{file} is no JSON object: cut off?", _AGAIN)
     return ok(name, expected, " and ".join(have))
 
 
@@ -130,7 +171,7 @@ def generation(where: Path) -> Check:
         fix = "download it with the model: it holds the maker's sampling defaults and end-of-turn tokens"
         return warn(name, expected, "none", fix)
     if _json(path) is None:
-        return fail(name, expected, f"{path.name} is no JSON object: cut off?", "download it again")
+        return fail(name, expected, f"{path.name} is no JSON object: cut off?", _AGAIN)
     return ok(name, expected, path.name)
 
 

@@ -17,8 +17,14 @@ from scripts.checks.subject import Subject
 from scripts.engine_args.vocabulary import PINNED
 
 HOST = "http://127.0.0.1"
-# What .env calls a port, and its default.
-_STACK_PORTS = {"gateway": 8080, "prometheus": 9090, "alertmanager": 9093, "grafana": 3000}
+# Service -> what .env calls its ports, and their defaults.
+_STACK_PORTS = {
+    "gateway": {"GATEWAY_PORT": 8080},
+    "prometheus": {"PROMETHEUS_PORT": 9090},
+    "alertmanager": {"ALERTMANAGER_PORT": 9093},
+    "grafana": {"GRAFANA_PORT": 3000},
+}
+_TLS_PORTS = {"caddy": {"HTTP_PORT": 80, "HTTPS_PORT": 443}}  # with profile tls
 
 
 def checks(probes: Probes, subject: Subject) -> list[Check]:
@@ -35,25 +41,44 @@ def checks(probes: Probes, subject: Subject) -> list[Check]:
 
 
 def wanted_ports(probes: Probes, subject: Subject) -> dict[str, int]:
-    """Service -> port of this host: what compose publishes, or the project's own numbers."""
+    """Service -> port of this host: what compose publishes, or the project's own numbers.
+
+    A service's second port has its own entry, <service>:<port>.
+    """
     if subject.purpose == "demo":
         chosen = demo.Ports()
         return {"gateway": chosen.gateway, "gateway-admin": chosen.admin, "engine": chosen.engine}
-    published: dict[str, int] = {}
+    published: list[tuple[str, int]] = []
     for name, service in compose_services(probes, subject).items():
         for entry in service.get("ports") or []:
             number = str(entry.get("published", "")) if isinstance(entry, dict) else ""
             if number.isdecimal():
-                published.setdefault(name, int(number))
-    if published:
-        return published
-    said = {name: subject.environ.get(f"{name.upper()}_PORT", "") for name in _STACK_PORTS}
-    return {name: int(said[name]) if said[name].isdecimal() else usual for name, usual in _STACK_PORTS.items()}
+                published.append((name, int(number)))
+    if not published:
+        known = _STACK_PORTS | (_TLS_PORTS if "tls" in _profiles(subject) else {})
+        for name, ports in known.items():
+            for variable, usual in ports.items():
+                said = subject.environ.get(variable, "")
+                published.append((name, int(said) if said.isdecimal() else usual))
+    found: dict[str, int] = {}
+    for name, port in dict.fromkeys(published):
+        found[f"{name}:{port}" if name in found else name] = port
+    return found
+
+
+def service_of(entry: str) -> str:
+    """The service of an entry of `wanted_ports`."""
+    return entry.partition(":")[0]
+
+
+def _profiles(subject: Subject) -> list[str]:
+    return [part.strip() for part in subject.environ.get("COMPOSE_PROFILES", "").split(",")]
 
 
 def port(probes: Probes, service: str, number: int) -> Check:
-    """Free, or held by this very service."""
-    name, expected = f"stack.port.{service}", f"port {number} free, or held by this stack's {service}"
+    """Free, or held by this very service. service: an entry of `wanted_ports`."""
+    name, service = f"stack.port.{service}", service_of(service)
+    expected = f"port {number} free, or held by this stack's {service}"
     holder = probes.port_holder(number)
     if holder is None:
         return ok(name, expected, "free")
@@ -65,7 +90,7 @@ def port(probes: Probes, service: str, number: int) -> Check:
 
 
 def _is_ours(probes: Probes, service: str, base: str) -> bool:
-    """Whether the server there answers as this service does. An unknown service is judged by nothing but its port."""
+    """Whether the server there answers as this service does; one that has no such answer is asked for from compose."""
     if service == "gateway":
         return _json(probes.get(f"{base}/readyz")).get("status") in ("ready", "unready")
     if service == "engine":
@@ -79,7 +104,8 @@ def _is_ours(probes: Probes, service: str, base: str) -> bool:
         return "versionInfo" in _json(probes.get(f"{base}/api/v2/status"))
     if service == "grafana":
         return "database" in _json(probes.get(f"{base}/api/health"))
-    return False
+    ran = probes.run(["docker", "compose", "--profile", "*", "ps", "--services", "--status", "running"])
+    return ran is not None and ran.code == 0 and service in ran.out.split()
 
 
 def healthz(probes: Probes, base: str | None) -> Check:

@@ -116,9 +116,13 @@ def test_old_composes_fail(version: str, status: str, tmp_path: Path) -> None:
 )
 def test_a_missing_container_toolkit_is_detected(changed: dict[str, Any], status: str, tmp_path: Path) -> None:
     """Field case G1."""
-    found = look(tmp_path, "stack", GPU, **RUNNING | {"docker_info": info(**changed)})
+    found = look(tmp_path, "stack", GPU, **RUNNING | {"docker_info": info(**changed), "nvidia_smi": Ran(0, TABLE)})
     assert found["docker.nvidia"].status == status
     assert look(tmp_path, "stack", CPU, **RUNNING)["docker.nvidia"].status == "skip"
+
+
+def test_without_a_driver_the_container_toolkit_is_not_a_second_message(tmp_path: Path) -> None:
+    assert look(tmp_path, "stack", GPU, **RUNNING)["docker.nvidia"].status == "skip"
 
 
 def engine_image(root: Path, env: list[str], table: str | None) -> dict[str, Any]:

@@ -102,6 +102,9 @@ def test_a_driver_that_is_not_there_or_broken_fails_with_its_own_fix(
 ) -> None:
     found = look(tmp_path, "llama3-8b-awq.rtx4090", answer)
     assert list(found) == ["gpu.driver"]
+    if answer is None:
+        assert "=llama3-8b-awq.rtx4090 is for a GPU" in found["gpu.driver"].found
+        assert "make up-cpu" in found["gpu.driver"].fix
     assert (found["gpu.driver"].status, fix in found["gpu.driver"].fix) == ("fail", True)
 
 

@@ -9,6 +9,7 @@ import pytest
 from scripts.checks import Check, model
 from scripts.checks.probes import Probes
 from scripts.checks.subject import Subject, decide
+from scripts.model_fetch_rules import ORIGINALS, friendly
 from tests.fakes import checkpoint
 from tests.fakes.checkpoint import CONFIG
 
@@ -149,6 +150,42 @@ def test_a_link_out_of_the_mount_fails(whole: Path) -> None:
     (whole / "tokenizer.json").symlink_to(blob)
     check = look(whole)["model.access"]
     assert (check.status, "outside" in check.found) == ("fail", True)
+
+
+def missing(tmp_path: Path, profile: str, purpose: str = "stack") -> Check:
+    """What is said of a model that is not there."""
+    eyes = Probes(environ={"MODELS_DIR": str(tmp_path / "models"), "XDG_CACHE_HOME": str(tmp_path)})
+    (check,) = model.checks(decide(eyes, purpose, profile, None))
+    return check
+
+
+def test_an_empty_model_directory_is_offered_what_fits_the_profile(tmp_path: Path) -> None:
+    check = missing(tmp_path, "llama3-8b-awq.rtx4090")
+    assert check.status == "fail"
+    assert "make model NAME=meta-llama/Meta-Llama-3-8B-Instruct, make quantize" in check.fix
+    assert "4 bits of your own for NVIDIA GeForce RTX 4090" in check.fix
+    assert "make model NAME=org/model AS=llama3-8b-awq" in check.fix
+    assert "make up-cpu" in check.fix
+    assert "make model NAME=meta-llama/Meta-Llama-3-8B-Instruct;" in missing(tmp_path, "llama3-8b.rtx4090").fix
+    assert "make model NAME=Qwen/Qwen3-8B-AWQ;" in missing(tmp_path, "qwen3-8b-awq.rtx4090").fix
+    assert missing(tmp_path, "smollm2-135m.cpu").fix == "make model (the small demo model)"
+
+
+def test_a_model_that_is_here_for_the_same_card_is_named_first(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "models" / "llama3-8b" / "v1")
+    (tmp_path / "models" / "llama3-8b" / "current").symlink_to("v1")
+    fix = missing(tmp_path, "llama3-8b-awq.rtx4090").fix
+    assert fix.startswith("serve what is here: ENGINE_PROFILE=llama3-8b.rtx4090")
+    assert "make model NAME=meta-llama" not in fix, "it is here already"
+
+
+def test_what_is_offered_lands_where_the_profile_looks() -> None:
+    assert {friendly(repo.partition("/")[2]): repo for repo in ORIGINALS.values()} == ORIGINALS
+
+
+def test_before_the_first_demo_its_model_is_not_there_yet(tmp_path: Path) -> None:
+    check = missing(tmp_path, "smollm2-135m.cpu", "demo")
+    assert (check.status, check.found) == ("skip", "not there yet: make demo fetches it, or make model now")
 
 
 def test_a_directory_that_is_not_there_ends_the_matter(whole: Path) -> None:

@@ -100,6 +100,29 @@ def test_without_compose_the_ports_are_those_of_env(tmp_path: Path) -> None:
     assert ports == {"gateway": 8443, "prometheus": 9090, "alertmanager": 9093, "grafana": 3000}
 
 
+def test_with_tls_caddys_two_ports_are_asked_for_too(tmp_path: Path) -> None:
+    environ = {"COMPOSE_PROFILES": "cpu, tls", "HTTPS_PORT": "8443"}
+    eyes = Probes(run=lambda command, environ=None: None, environ=environ, root=tmp_path)
+    ports = stack.wanted_ports(eyes, decide(eyes, "stack", "smollm2-135m.cpu", None))
+    assert (ports["caddy"], ports["caddy:8443"]) == (80, 8443)
+
+
+def test_every_published_port_of_a_service_counts(tmp_path: Path) -> None:
+    (tmp_path / "compose.yaml").touch()
+    twice = [{"published": "443", "host_ip": "0.0.0.0"}, {"published": "443", "host_ip": "::"}]
+    config = json.dumps({"services": {"caddy": {"ports": [{"published": "80"}, *twice]}}})
+    eyes = Probes(run=lambda command, environ=None: Ran(0, config), environ={}, root=tmp_path)
+    ports = stack.wanted_ports(eyes, decide(eyes, "stack", "smollm2-135m.cpu", None))
+    assert ports == {"caddy": 80, "caddy:443": 443}
+    assert {stack.service_of(entry) for entry in ports} == {"caddy"}
+
+
+@pytest.mark.parametrize(("running", "status"), [("gateway\ncaddy\n", "ok"), ("gateway\n", "fail")])
+def test_a_port_of_caddy_is_ours_where_compose_says_it_runs(running: str, status: str) -> None:
+    eyes = Probes(run=lambda command, environ=None: Ran(0, running), port_holder=lambda port: "docker-proxy (pid 1)")
+    assert stack.port(eyes, "caddy:443", 443).status == status
+
+
 # -- ports, by real sockets -------------------------------------------------------------------------------------------
 
 
