@@ -18,10 +18,6 @@ SUMMARY, DOCUMENT = Path("docs/results/stack.json"), Path("docs/faults.md")
 # In the order of the page: what happens, and what heals it. The figures are the summary's.
 FAULTS = {
     "prometheus stopped": ("Prometheus is stopped", "nothing has to: nothing on a request's way needs it"),
-    "prometheus disk full": (
-        "the disk under Prometheus is full",
-        "nothing has to, for requests; figures are kept again as soon as there is room",
-    ),
     "gateway killed": ("the gateway's process is killed", "Docker starts it again"),
     "engine core killed": ("the engine's core process is killed", "the supervisor starts the engine again"),
     "engine hung": ("the engine's processes stop (SIGSTOP), their sockets stay", "the watchdog kills and restarts it"),
