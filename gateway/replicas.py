@@ -321,14 +321,15 @@ class Replicas:
     def _set(self, replica: Replica, state: State, reason: str) -> None:
         before, news = replica.state, reason != replica.reason
         replica.state, replica.reason = state, reason
-        if state is before and not news:
+        if state is before:
+            if news:
+                fields = {"replica": replica.url, "state": state, "reason": reason}
+                logger.warning("replica state stays, for another reason", extra={"fields": fields})
             return
         logger.warning(
             "replica state changed",
             extra={"fields": {"replica": replica.url, "from": before, "to": state, "reason": reason}},
         )
-        if state is before:
-            return
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         self._on_change()

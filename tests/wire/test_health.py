@@ -189,6 +189,26 @@ async def test_one_late_health_answer_is_forgiven_and_several_are_not(engine: Fa
         assert "does not answer" in replica.reason
 
 
+async def test_a_state_that_stays_is_not_logged_as_a_change(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve([engine.url]) as up:
+        replica = up.gateway.replicas.all[0]
+        engine.healthy = False
+        await until(lambda: "says 503" in replica.reason)
+        await engine.stop()
+        await until(lambda: "at its health check" in replica.reason)
+        lines = [
+            (record.message, record.__dict__["fields"]) for record in caplog.records if "replica" in record.message
+        ]
+    changes = [fields for message, fields in lines if message == "replica state changed"]
+    assert changes
+    assert all(fields["from"] is not fields["to"] for fields in changes)
+    stays = [fields for message, fields in lines if message == "replica state stays, for another reason"]
+    assert stays[-1]["state"] is State.DOWN
+    assert "at its health check" in stays[-1]["reason"]
+
+
 async def test_a_first_token_that_fails_keeps_the_engine_out_until_one_comes(engine: FakeEngine) -> None:
     engine.default = Script(status=500, body=b"{}")
     async with serve([engine.url], wait=False) as up:
