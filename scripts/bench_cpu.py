@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import gc
 import json
+import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,11 +20,13 @@ from typing import Any
 import uvloop
 
 from gateway.app import Gateway
+from gateway.prefixes import Prefixes, outcomes
 from gateway.replicas import State
 from gateway.settings import Settings
 
 MODEL = "m"
 EVENTS = 2000
+PROMPT_CHARS = (160, 2_000, 8_000, 32_000)
 ANSWER = {
     "id": "cmpl-1",
     "object": "text_completion",
@@ -114,13 +117,31 @@ async def measure(runs: int) -> dict[str, float]:
     return {"request_us": request_s / 1000 * 1e6, "event_us": stream_s / 3 / EVENTS * 1e6}
 
 
+async def prefix_cost(chars: int, runs: int) -> float:
+    """Microseconds to remember a prompt of this length, half of which came by before, and to tell what became of it."""
+    rng = random.Random(1)  # noqa: S311 - text, no secret
+    memory = Prefixes()
+    shared = rng.randbytes(chars // 4).hex()
+    documents = [{"prompt": shared + rng.randbytes(chars // 4).hex()} for _ in range(200)]
+
+    async def work() -> None:
+        for document in documents:
+            looks, more = memory.look(document, None, ("http://engine:8000", 0), 0.0)
+            outcomes(looks, more, chars // 4, chars // 8, 16)
+
+    return await best(work, 1, runs) / len(documents) * 1e6
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         figures = runner.run(measure(arguments.runs))
+        prompts = {chars: runner.run(prefix_cost(chars, arguments.runs)) for chars in PROMPT_CHARS}
     print(f"one completion {figures['request_us']:.0f} µs, one event of a stream {figures['event_us']:.1f} µs")
+    told = ", ".join(f"{chars:,} characters {us:.1f} µs" for chars, us in prompts.items())
+    print(f"of a request, what remembering its prompt takes: {told}")
     return 0
 
 
