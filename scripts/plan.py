@@ -7,6 +7,7 @@ more than --tolerance; 2 bad input, or a case the planner does not know.
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from scripts.planner.gpus import Gpu, find_gpu, load_gpus
 from scripts.planner.memory import Part, Plan, plan_cpu, plan_gpu
 from scripts.planner.model import Model
 from scripts.planner.numbers import GIB, positive_float, positive_int
-from scripts.planner.render import as_json, text, verdict
+from scripts.planner.render import ENDLESS, NARROWEST, as_json, fitted, text, verdict
 from scripts.planner.settings import PROFILES, Settings, apply_profile, checked, default_settings, read_profile
 from scripts.planner.suggest import profile_text, suggest
 from scripts.planner.svg import svg
@@ -177,11 +178,12 @@ def _print(
             found["verify"] = {"tokens": report.tokens, "blocks": report.blocks, "error_percent": round(error * 100, 3)}
         print(json.dumps(found, indent=2))
         return
-    print(text(plan, contexts))
+    width = max(shutil.get_terminal_size().columns, NARROWEST) if sys.stdout.isatty() else ENDLESS
+    print(text(plan, contexts, width))
     if report is not None and error is not None:
         print("\n" + verdict(plan, report, error, tolerance))
     elif plan.gpu is not None and not plan.problems and (shipped := _shipped(plan, plan.gpu)):
-        print(f"\n  profiles that ship for it: {', '.join(shipped)}")
+        print("\n" + "\n".join(fitted(f"  profiles that ship for it: {', '.join(shipped)}", width)))
     elif fix is not None:
         print("\n  a profile that fits:\n" + "\n".join("    " + line for line in profile_text(fix).splitlines()))
     elif plan.gpu is not None:

@@ -1,5 +1,7 @@
 """A plan as text for people, as JSON for programs, and as a bar."""
 
+import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +10,9 @@ from scripts.planner.numbers import GIB, gib
 from scripts.planner.verify import Report
 
 BAR_WIDTH = 76
+NARROWEST = 40
+ENDLESS = 1 << 16  # columns of what is no terminal: a program reads it, or a pager that breaks lines itself
+_TIED = "\u00a0"  # a space at which no line is broken
 _FILLS = {"weights": "█", "engine buffers": "▚", "non-torch, slack": "▞", "transient peak": "▓", "CUDA graphs": "▒"}
 _POOL_FILL, _OUTSIDE_FILL = "░", "·"
 
@@ -31,10 +36,25 @@ def bar(plan: Plan, width: int = BAR_WIDTH) -> list[str]:
         before, at = at, at + size
         line += fill * (round(at * width / total) - round(before * width / total))
     legend = [f"{fill} {name} {size / GIB:.2f}" for name, fill, size in shown]
-    return [f"[{line}]", *(" " + "   ".join(legend[at : at + 4]) for at in range(0, len(legend), 4))]
+    lines = [f"[{line}]", " " + legend[0]]
+    for entry in legend[1:]:
+        if len(lines[-1]) + 3 + len(entry) > max(width + 2, 2 * BAR_WIDTH // 3):
+            lines.append(" " + entry)
+        else:
+            lines[-1] += "   " + entry
+    return lines
 
 
-def text(plan: Plan, contexts: Sequence[int]) -> str:
+def fitted(line: str, width: int) -> list[str]:
+    """A line broken between words where it is longer than `width`; what follows hangs below its last column."""
+    column = max((found.end() for found in re.finditer(r"\S {2,}(?=\S)", line)), default=0)
+    hang = column if 0 < column <= width // 2 else len(line) - len(line.lstrip()) + 2
+    wrapped = textwrap.wrap(line, width, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False)
+    return [part.replace(_TIED, " ") for part in wrapped] or [""]
+
+
+def text(plan: Plan, contexts: Sequence[int], width: int = ENDLESS) -> str:
+    """width: columns that no line passes."""
     rows = [f"  {part.name:<18}{gib(part.size):>11}  {part.basis:<9} {part.note}" for part in plan.parts]
     lines = [_title(plan), "", *rows, f"  {'KV cache':<18}{gib(plan.pool):>11}  {_pool_basis(plan)}"]
     if plan.gpu is not None:
@@ -42,11 +62,11 @@ def text(plan: Plan, contexts: Sequence[int]) -> str:
             f"  {'outside':<18}{gib(plan.total - plan.requested):>11}  {'':<9} CUDA context {gib(CONTEXT_BYTES)}, "
             f"other programs {gib(plan.used_by_others)}; {gib(plan.outside)} free, {gib(plan.outside_need)} needed"
         )
-    lines += ["", *("  " + line for line in bar(plan)), ""]
+    lines += ["", *("  " + line for line in bar(plan, min(BAR_WIDTH, width - 4))), ""]
     if plan.pool > 0:
         lines += _capacity_lines(plan, contexts)
     lines += [f"  does not fit: {problem}" for problem in plan.problems] or ["  fits"]
-    return "\n".join(lines)
+    return "\n".join(part for line in lines for part in (fitted(line, width) if "[" not in line[:3] else [line]))
 
 
 def _title(plan: Plan) -> str:
@@ -82,7 +102,7 @@ def _capacity_lines(plan: Plan, contexts: Sequence[int]) -> list[str]:
         f"  KV cache {tokens}: {held.blocks:,} blocks of {plan.layout.block_size} tokens, one of them kept back",
         f"  a token {at_most}{per_token / 1024:g} KiB, a block {plan.layout.block_bytes / 1024:g} KiB",
         "  requests at once  "
-        + "   ".join(f"{length:,} tokens: {plan.requests_at(length):.1f}" for length in contexts),
+        + "   ".join(f"{length:,}{_TIED}tokens:{_TIED}{plan.requests_at(length):.1f}" for length in contexts),
     ]
     if plan.gpu is not None and (bound := plan.decode_bound) is not None:
         lines.append(

@@ -1,6 +1,15 @@
 """`python -m scripts.plan`: what it prints, its exit codes, and its one line for a mistake."""
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
 import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -10,8 +19,13 @@ from pathlib import Path
 
 import pytest
 
+from scripts.checks.probes import ROOT
 from scripts.plan import main
-from scripts.planner.render import BAR_WIDTH
+from scripts.planner.catalog import find_model
+from scripts.planner.gpus import load_gpus
+from scripts.planner.memory import plan_gpu
+from scripts.planner.render import BAR_WIDTH, text
+from scripts.planner.settings import default_settings
 
 # As scraped from vLLM 0.32.0's CPU build (SmolLM2-135M, VLLM_CPU_KVCACHE_SPACE=1), labels that nothing reads left out.
 LABELS_032 = {
@@ -96,6 +110,35 @@ def test_the_bar_has_its_full_width_and_one_share_for_each_part(capsys: pytest.C
     assert len(inside) == BAR_WIDTH
     assert inside.count("█") == round(BAR_WIDTH * 5.334 / 23.52)
     assert inside.count("░") == pytest.approx(BAR_WIDTH * 15.38 / 23.52, abs=1)
+
+
+@pytest.mark.parametrize("width", [40, 63, 80, 100])
+def test_no_line_passes_the_width_and_no_word_is_lost(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    model, weights = find_model("llama3-8b-awq")
+    gpu = load_gpus()["rtx4090"]
+    plan = plan_gpu(model, gpu, default_settings(model, gpu), weights, 0)
+    narrow, wide = text(plan, [1024, 8192], width), text(plan, [1024, 8192])
+    assert max(map(len, narrow.splitlines())) <= width
+    bars = re.compile(r"\[\S+\]")
+    assert bars.sub("", narrow).split() == bars.sub("", wide).split()
+
+
+def test_a_terminals_width_is_kept() -> None:
+    """On a real pseudo-terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    child = subprocess.Popen([sys.executable, "-m", "scripts.plan", *RTX4090], stdout=theirs, env=environ, cwd=ROOT)
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # how a pseudo-terminal whose other end is closed says so
+        while piece := os.read(ours, 4096):
+            said += piece
+    os.close(ours)
+    assert child.wait() == 0
+    lines = said.decode().splitlines()
+    assert len(lines) > 20
+    assert max(map(len, lines)) <= 60
 
 
 def test_a_plan_that_does_not_fit_exits_1_and_offers_one_that_does(capsys: pytest.CaptureFixture[str]) -> None:
