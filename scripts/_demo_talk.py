@@ -222,6 +222,11 @@ def show(turns: list[Turn], found: Numbers | None, terminal: Terminal) -> None:
         terminal.plain(f"  KV cache          {found.kv_cache_usage:.2%} in use at the peak (from Prometheus)")
 
 
+def ending(base_url: str, model: str, stays: bool) -> str:
+    """What can be done next. Addresses are shown only where something will still answer on them."""
+    return recipes(base_url, model) if stays else "\n  make demo, without --once, stays up to be asked\n"
+
+
 def recipes(base_url: str, model: str) -> str:
     """The lines to copy; nothing is indented, so that they can be pasted as they are."""
     return f"""

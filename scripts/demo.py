@@ -225,7 +225,7 @@ class Demo:
             generated = sum(turn.generation_tokens for turn in turns)
             found = talk.numbers(client, prometheus, generated, terminal, ended) if prometheus else None
             talk.show(turns, found, terminal)
-            terminal.plain(talk.recipes(base, self._plan.model))
+            terminal.plain(talk.ending(base, self._plan.model, stays=not self._once))
 
 
 def _both_up(client: httpx.Client, url: str) -> str | None:

@@ -278,13 +278,15 @@ def test_once_ends_with_0_after_both_answers_and_leaves_nothing(tmp_path: Path, 
     processes = run.children()
     assert run.end() == 0, run.text
     assert run.text.count("TTFT") == 2
-    assert "curl http://127.0.0.1" in run.text
+    assert "curl" not in run.text, "an address that is gone a moment later"
+    assert "make demo, without --once, stays up" in run.text
     gone(processes)
 
 
 def test_ctrl_c_after_the_answers_is_a_good_end(tmp_path: Path, marker: str) -> None:
     run = Run(tmp_path, marker)
     run.seen("Ctrl-C stops it")
+    assert "curl http://127.0.0.1" in run.text
     processes = run.children()
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 0, run.text
