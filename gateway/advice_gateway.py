@@ -17,8 +17,10 @@ def queue(facts: Facts) -> list[Finding]:
     gateway = facts.gateway
     if gateway is None:
         return []
-    shed = {cause: n for cause in QUEUE_CAUSES if (n := gateway.shed.get(cause))}
-    refused = sum(shed.values()) - gateway.deadline_shed
+    own = {cause: gateway.shed.get(cause, 0.0) for cause in QUEUE_CAUSES}
+    own["predicted_wait"] -= gateway.deadline_shed  # those are another finding's
+    shed = {cause: n for cause, n in own.items() if n > 0}
+    refused = sum(shed.values())
     wait_s = gateway.queue_wait_s / gateway.queue_waits if gateway.queue_waits else 0.0
     found = []
     if refused > 0 or gateway.queued_mean >= 1 or wait_s >= WORTH_S:
@@ -30,11 +32,9 @@ def queue(facts: Facts) -> list[Finding]:
             Finding(
                 "deadline_sheds",
                 "Clients ask for answers sooner than the queue can be passed.",
-                f"{count(gateway.deadline_shed)} of {count(sum(gateway.requests.values()))} requests were "
-                f"refused because "
-                f"the wait would have passed their own X-Request-Timeout-S.{allowed}",
-                f"Let those clients ask for more time than the queue takes (now {wait_s:.1f} s on average), or "
-                f"add a replica.",
+                f"{count(gateway.deadline_shed)} of {count(sum(gateway.requests.values()))} requests were refused "
+                f"because the wait would have passed their own X-Request-Timeout-S.{allowed}",
+                f"Let those clients allow for the queue (now {wait_s:.1f} s on average), or add a replica.",
                 {"refused": gateway.deadline_shed, "mean_wait_s": wait_s},
             )
         )
@@ -61,9 +61,8 @@ def _queue(facts: Facts, gateway: GatewayFacts, shed: dict[str, float], wait_s: 
     return Finding(
         "gateway_queue",
         limit,
-        f"{count(refused)} of {count(asked)} requests were refused{causes}; the others waited {wait_s:.1f} s on "
-        f"average, "
-        f"up to {count(gateway.queued_max)} at a time.",
+        f"{count(refused)} of {count(asked)} requests were refused{causes}; the others waited {wait_s:.1f} s on average,"
+        f" up to {count(gateway.queued_max)} at a time.",
         change,
         numbers,
     )
@@ -115,11 +114,8 @@ def hog(facts: Facts) -> list[Finding]:
         Finding(
             "tenant_hog",
             f"The key {name} takes most of the stack while others are held up.",
-            f"{percent(share)} of {count(total)} tokens were its own; {count(others)} requests of other keys "
-            f"were refused.",
-            f"Give it a smaller weight, or tokens_per_minute: {int(rate / 2):,} (half of what it takes now), in "
-            f"the keys file: "
-            "make keys.",
+            f"{percent(share)} of {count(total)} tokens were its own; {count(others)} requests of other keys were refused.",
+            f"Give it a smaller weight, or tokens_per_minute: {int(rate / 2):,} (half of what it takes now), by make keys.",
             {"key": name, "share": share, "tokens_per_minute": rate, "others_refused": others},
         )
     ]
@@ -135,9 +131,8 @@ def window(facts: Facts) -> list[Finding]:
         Finding(
             "idle_window",
             "The micro-batching window makes requests wait and gains nothing.",
-            f"{count(gateway.window_waits)} requests waited {mean_ms:.1f} ms each on average; "
-            f"{count(gateway.merged)} of them found "
-            "others to share a call with.",
+            f"{count(gateway.window_waits)} requests waited {mean_ms:.1f} ms each on average; {count(gateway.merged)} of "
+            "them found others to share a call with.",
             "Set batching.window_ms: 0. Merging needs short, alike completions that arrive together.",
             {"waited": gateway.window_waits, "mean_wait_ms": mean_ms, "merged": gateway.merged},
         )

@@ -90,16 +90,18 @@ def _summed(tenants: Mapping[str, Counts]) -> dict[str, float]:
 
 
 def misses(told: Counts, hits: float | None) -> dict[str, float]:
-    """Missed tokens by cause. `hits`: the engines' own count, which says what became of `repeated`; None "
-    "leaves it out.
+    """Missed tokens by cause. `hits`: the engines' own count, which says what became of `repeated`; None leaves it.
 
-    Hits beyond what was told (a chat template's head, answers that became prompts) are taken off what seemed new.
+    It decides nothing that an answer has told: an engine counts when a prompt is scheduled and the gateway when its
+    answer has ended, so at a window's ends the two are about different requests.
     """
     found = {why: told[why] for why in _MISSES if told.get(why)}
-    if hits is not None:
-        left = hits - told.get(prefixes.HIT, 0.0) - told.get(prefixes.REPEATED, 0.0)
-        why = prefixes.EVICTED if left < 0 else prefixes.FIRST_SEEN
-        found[why] = max(0.0, found.get(why, 0.0) - left)
+    if hits is not None and (repeated := told.get(prefixes.REPEATED, 0.0)):
+        left = hits - told.get(prefixes.HIT, 0.0) - repeated
+        if left < 0:
+            found[prefixes.EVICTED] = found.get(prefixes.EVICTED, 0.0) + min(-left, repeated)
+        elif not told.get(prefixes.HIT):  # no answer tells: a chat template's head, say, hit and seemed new
+            found[prefixes.FIRST_SEEN] = found.get(prefixes.FIRST_SEEN, 0.0) - left
     return {why: tokens for why, tokens in found.items() if tokens > 0}
 
 

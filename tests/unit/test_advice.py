@@ -202,6 +202,9 @@ def test_shares_of_missed_tokens_are_told_by_cause_and_key() -> None:
         ({"repeated": 100, "first_seen": 50}, 30, {"first_seen": 50, "evicted": 70}),
         ({"repeated": 100, "first_seen": 50}, 120, {"first_seen": 30}),
         ({"hit": 100, "evicted": 20}, 100, {"evicted": 20}),
+        ({"hit": 100, "first_seen": 20}, 500, {"first_seen": 20}),  # scheduled, and not answered yet
+        ({"hit": 100, "first_seen": 20}, 0, {"first_seen": 20}),  # scheduled before the window
+        ({"hit": 50, "repeated": 40, "first_seen": 20}, 10, {"first_seen": 20, "evicted": 40}),
         ({"repeated": 100, "first_seen": 50}, None, {"first_seen": 50}),
     ],
 )
