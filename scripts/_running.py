@@ -19,6 +19,7 @@ Variables = Mapping[str, str]  # of compose.yaml; empty where only files changed
 
 # The two engines, and the variable that names the image of each.
 ENGINES = {"engine": "ENGINE_IMAGE", "engine-cpu": "ENGINE_CPU_IMAGE"}
+TRIES = 3
 _FAILED = re.compile(
     r"^supervisor: (?:gave up: )?((?:the engine (?:did not start|refuses)|killing).*?)(?:; starting it again.*)?$"
 )
@@ -38,17 +39,19 @@ class Stack:
         self.pause = pause or threading.Event().wait
 
     @classmethod
-    def running(cls, compose: Compose | None = None) -> Stack:
-        """Raises SwapError where engine or gateway do not run, ComposeError where Docker can't be asked."""
+    def running(cls, compose: Compose | None = None, interrupted: bool = False) -> Stack:
+        """`interrupted`: after a change that was killed, the engine may have been stopped and not started again.
+
+        Raises SwapError where engine or gateway do not run, ComposeError where Docker can't be asked.
+        """
         compose = compose or Compose()
-        found = {each.service: each for each in compose.containers() if each.running}
-        engine = next((found[name] for name in ENGINES if name in found), None)
-        if engine is None or "gateway" not in found:
-            missing = " and ".join(
-                [*(["the engine"] if engine is None else []), *(["the gateway"] if "gateway" not in found else [])]
-            )
+        found = compose.containers()
+        engines = [each for each in found if each.service in ENGINES and (each.running or interrupted)]
+        gateway = any(each.service == "gateway" and each.running for each in found)
+        if not engines or not gateway:
+            missing = " and ".join((["the engine"] if not engines else []) + (["the gateway"] if not gateway else []))
             raise SwapError(f"{missing} of this stack does not run: make up (or make up-cpu) first")
-        return cls(compose, engine)
+        return cls(compose, max(engines, key=lambda each: each.running))
 
     # -- through the gateway's container -------------------------------------------------------------------------------
 
@@ -93,8 +96,14 @@ class Stack:
     def make_anew(self, variables: Variables) -> None:
         """Stops the engine's container and starts another one, alike but for these variables. Raises ComposeError."""
         compose = Compose(self.compose.profiles, {**self.compose.env, **self.same, **variables})
-        arguments = ("--detach", "--no-build", "--no-deps", "--force-recreate", self.engine.service)
-        compose.run("up", *arguments)
+        for attempt in range(TRIES):
+            try:
+                compose.run("up", "--detach", "--no-build", "--no-deps", "--force-recreate", self.engine.service)
+                return
+            except ComposeError:  # what a killed change had begun may still be at it, and gets in our way
+                if attempt == TRIES - 1:
+                    raise
+            self.pause(5)
 
     def container(self) -> Container | None:
         return next((each for each in self.compose.containers() if each.service == self.engine.service), None)

@@ -65,7 +65,7 @@ def image_id(name: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def settle(stack: Stack, terminal: Terminal) -> None:
+def settle(terminal: Terminal) -> None:
     """Ends what an earlier upgrade left. Raises JournalError where the interrupted change is of another kind."""
     left = _journal.read()
     if left is None:
@@ -75,10 +75,9 @@ def settle(stack: Stack, terminal: Terminal) -> None:
 
     def undo() -> dict[str, str]:
         _retag(left.note["old_id"], left.note["old"])
-        return {name: left.note[name] for name in ("ENGINE_PROFILE", "ENGINE_ARGS")} | {
-            left.note["variable"]: left.note["old"]
-        }
+        return {name: left.note[name] for name in ("ENGINE_PROFILE", "ENGINE_ARGS", left.note["variable"])}
 
+    stack = Stack.running(interrupted=True)
     done = heal(stack, lambda: _record(left.note["variable"], left.note["new"]), undo, say=terminal.line)
     if done:
         terminal.line(done)
@@ -168,10 +167,9 @@ def say_waits(stack: Stack, terminal: Terminal) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Raises SwapError, NotBackError, JournalError, ComposeError, OSError."""
-    stack = Stack.running()
     if not arguments.dry_run:
-        settle(stack, terminal)
-        stack = Stack.running()
+        settle(terminal)
+    stack = Stack.running()
     engine = stack.engine
     plan = Plan(engine.service, ENGINES[engine.service], engine.image, engine.image_id, arguments.image)
     terminal.line(plan.what)
