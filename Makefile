@@ -106,8 +106,8 @@ ps: ## what runs, and how well
 shell-engine: ## a shell in the engine's container
 	@docker compose --profile '*' exec "$$(docker compose --profile '*' ps --services | grep -m1 '^engine')" bash
 
-test-stack: install model ## all of it on a real engine in real containers, its faults included (about 10 minutes)
-	$(PY) -m pytest tests/stack $(ARGS)
+test-stack: install model ## all of it on a real engine in real containers, its faults and upgrades too; ARGS='-m ci' the short part
+	@scripts/stage.sh stack $(PY) -m pytest tests/stack $(ARGS)
 
 ## ---- measuring ----------------------------------------------------------------------------------------------------
 .PHONY: bench bench-ladder bench-compare
@@ -204,3 +204,11 @@ usage: .venv/.installed ## each tenant's usage as CSV: ARGS='--since 2030-01-01 
 
 settings-doc: .venv/.installed ## write docs/settings.md from the settings' descriptions
 	@$(PY) -m scripts.settings_doc $(ARGS)
+
+## ---- observability, proven ----------------------------------------------------------------------------------------
+.PHONY: prove-observability test-observability
+prove-observability: model ## every query live, every alert raised by its fault and cleared (about 20 minutes); ARGS=--ci the quick part
+	@$(PY) -m scripts.prove_observability $(ARGS)
+
+test-observability: .venv/.installed ## the rules against every recorded engine release, by promtool
+	@scripts/stage.sh observability $(PY) -m pytest tests/observability $(ARGS)

@@ -12,6 +12,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ NOT_HERE = {
     "grafana": "without a registry there is no image, and Debian has no package",
 }
 SUMMARY = ROOT / "results" / "stack.json"
+PART = ROOT / "results" / "stack-part.json"  # of a run that chose among the tests
 
 
 @pytest.fixture(scope="session")
@@ -81,13 +83,23 @@ def images(docker_env: dict[str, str]) -> None:
             assert built.returncode == 0, built.stderr
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ci: of the ten minutes that every commit gets (make test-stack ARGS='-m ci')")
+
+
+def _summary_path(config: pytest.Config) -> Path:
+    chosen = config.getoption("markexpr") or config.getoption("keyword") or any("::" in each for each in config.args)
+    return PART if chosen else SUMMARY
+
+
 @pytest.fixture(scope="session")
-def summary() -> Iterator[dict[str, Any]]:
-    """What the tests measured; written to results/stack.json at the end, and shown."""
+def summary(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """What the tests measured; written to results/ at the end, and shown."""
     found: dict[str, Any] = {"faults": {}}
     yield found
-    SUMMARY.parent.mkdir(exist_ok=True)
-    SUMMARY.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    path = _summary_path(request.config)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
@@ -99,6 +111,10 @@ def stack(
     made = checkout.make(tmp_path_factory.mktemp("checkout"), PROJECT, docker_env)
     made.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")  # what an aborted run left
     try:
+        own = ("vllm-stack/gateway:local", "vllm-stack/engine-cpu:0.32.0")
+        summary["images_were_there"] = all(
+            _docker(docker_env, "image", "inspect", name).returncode == 0 for name in own
+        )
         began = time.monotonic()
         up = made.make("up-cpu")
         summary["up_from_nothing_s"] = round(time.monotonic() - began, 1)
@@ -113,11 +129,12 @@ def stack(
         made.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Which of the services were really started here."""
-    if not SUMMARY.exists():
+    path = _summary_path(config)
+    if not path.exists():
         return
-    found = json.loads(SUMMARY.read_text(encoding="utf-8"))
+    found = json.loads(path.read_text(encoding="utf-8"))
     terminalreporter.section("services")
     for name in found.get("started", []):
         terminalreporter.write_line(f"  started   {name}")

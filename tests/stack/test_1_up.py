@@ -16,6 +16,7 @@ from tests.stack.conftest import NOT_HERE
 STARTED = ("alertmanager", "caddy", "engine-cpu", "gateway", "node-exporter", "prometheus")
 
 
+@pytest.mark.ci
 def test_a_chat_is_answered_through_the_published_port(stack: Stack) -> None:
     answer = stack.chat("What is the capital of France?", temperature=0)
     assert answer.status_code == 200, answer.text
@@ -23,6 +24,7 @@ def test_a_chat_is_answered_through_the_published_port(stack: Stack) -> None:
     assert answer.json()["choices"][0]["message"]["content"].strip()
 
 
+@pytest.mark.ci
 def test_all_services_but_three_run_here(stack: Stack, summary: dict[str, Any]) -> None:
     """No service is a stand-in for the engine or the gateway; the list is printed at the end."""
     everything = set(stack.compose("config", "--services").stdout.split())
@@ -43,6 +45,7 @@ def test_up_says_what_it_waits_for_and_what_to_do_next(stack: Stack) -> None:
     assert said.count(stack.key) == 2  # when it is made, and in the request to copy
 
 
+@pytest.mark.ci
 def test_a_second_up_is_quick_and_changes_nothing(stack: Stack, summary: dict[str, Any]) -> None:
     before = {name: stack.inspect(name)["Id"] for name in STARTED}
     began = time.monotonic()
@@ -144,6 +147,7 @@ def test_the_engine_asks_for_a_key_that_only_the_gateway_has(stack: Stack) -> No
     assert httpx.get(f"{stack.url}/v1/models", trust_env=False).status_code == 401
 
 
+@pytest.mark.ci
 def test_secrets_are_nowhere_but_in_their_files(stack: Stack) -> None:
     """Field case H8: not in logs, environments, command lines or images."""
     secrets = [path.read_text(encoding="utf-8").strip() for path in (stack.root / "secrets/private").iterdir()]
@@ -155,6 +159,7 @@ def test_secrets_are_nowhere_but_in_their_files(stack: Stack) -> None:
         assert not any(secret in place for place in places)
 
 
+@pytest.mark.ci
 def test_the_gateways_image_is_small(stack: Stack, summary: dict[str, Any]) -> None:
     """What is ours in it; the published base beneath is another 125 MB."""
     image = stack.docker("image", "inspect", "vllm-stack/gateway:local", "--format", "{{.Size}}")

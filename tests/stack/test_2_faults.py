@@ -127,6 +127,7 @@ def test_a_full_disk_under_prometheus_is_nothing_to_the_clients(stack: Stack, su
     until(lambda: stack.inspect("prometheus")["State"]["Health"]["Status"] == "healthy", "Prometheus back", 120)
 
 
+@pytest.mark.ci
 def test_a_killed_gateway_is_back_within_seconds(stack: Stack, summary: dict[str, Any]) -> None:
     """Its streams are cut, which no server can soften; nothing else is lost, and Docker starts it again."""
     restarts = stack.inspect("gateway")["RestartCount"]
@@ -164,6 +165,7 @@ def test_a_long_prefill_is_never_taken_for_a_hang(stack: Stack, summary: dict[st
     assert starts(stack) == before
 
 
+@pytest.mark.ci
 def test_a_dead_engine_core_is_replaced_while_clients_wait(stack: Stack, summary: dict[str, Any]) -> None:
     """What had begun ends with an error event; who comes then waits in the gateway or is told when to come again."""
     before = starts(stack)

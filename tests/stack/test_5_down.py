@@ -6,6 +6,8 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 from tests.stack.checkout import MODEL, Stack, until
 
 
@@ -13,6 +15,7 @@ def containers(stack: Stack) -> list[str]:
     return stack.compose("ps", "--all", "--quiet").stdout.split()
 
 
+@pytest.mark.ci
 def test_down_ends_the_streams_first_and_keeps_the_volumes(stack: Stack, summary: dict[str, Any]) -> None:
     until(lambda: stack.http.get(f"{stack.url}/readyz").status_code == 200, "a ready engine", 300)
     lines: list[str] = []
@@ -37,6 +40,17 @@ def test_down_ends_the_streams_first_and_keeps_the_volumes(stack: Stack, summary
     assert containers(stack) == []
     volumes = stack.docker("volume", "ls", "--quiet", "--filter", "label=com.docker.compose.project=vllm-stack-test")
     assert {name.rpartition("_")[2] for name in volumes.split()} >= {"gateway-data", "prometheus-data", "engine-cache"}
+
+
+def test_a_start_on_the_volumes_of_before_takes_only_the_engines_start(stack: Stack, summary: dict[str, Any]) -> None:
+    """Warm: images, model, compile cache and Prometheus's data are there."""
+    assert containers(stack) == []
+    began = time.monotonic()
+    up = stack.make("up-cpu")
+    summary["warm_up_s"] = round(time.monotonic() - began, 1)
+    assert up.returncode == 0, up.stdout + up.stderr
+    assert stack.chat().status_code == 200
+    assert stack.make("down", "ARGS=--grace-s 10").returncode == 0
 
 
 def test_a_first_start_that_fails_names_the_cause_and_leaves_nothing(stack: Stack, summary: dict[str, Any]) -> None:
