@@ -61,8 +61,8 @@ def _queue(facts: Facts, gateway: GatewayFacts, shed: dict[str, float], wait_s: 
     return Finding(
         "gateway_queue",
         limit,
-        f"{count(refused)} of {count(asked)} requests were refused{causes}; the others waited {wait_s:.1f} s on average,"
-        f" up to {count(gateway.queued_max)} at a time.",
+        f"{count(refused)} of {count(asked)} requests were refused{causes}; the others waited {wait_s:.1f} s on "
+        f"average, up to {count(gateway.queued_max)} at a time.",
         change,
         numbers,
     )
@@ -114,8 +114,8 @@ def hog(facts: Facts) -> list[Finding]:
         Finding(
             "tenant_hog",
             f"The key {name} takes most of the stack while others are held up.",
-            f"{percent(share)} of {count(total)} tokens were its own; {count(others)} requests of other keys were refused.",
-            f"Give it a smaller weight, or tokens_per_minute: {int(rate / 2):,} (half of what it takes now), by make keys.",
+            f"{percent(share)} of {count(total)} tokens were its own; {count(others)} requests of others were refused.",
+            f"Give it a smaller weight, or tokens_per_minute: {int(rate / 2):,} (half of what it takes), by make keys.",
             {"key": name, "share": share, "tokens_per_minute": rate, "others_refused": others},
         )
     ]
@@ -131,8 +131,8 @@ def window(facts: Facts) -> list[Finding]:
         Finding(
             "idle_window",
             "The micro-batching window makes requests wait and gains nothing.",
-            f"{count(gateway.window_waits)} requests waited {mean_ms:.1f} ms each on average; {count(gateway.merged)} of "
-            "them found others to share a call with.",
+            f"{count(gateway.window_waits)} requests waited {mean_ms:.1f} ms each on average; {count(gateway.merged)} "
+            "of them found others to share a call with.",
             "Set batching.window_ms: 0. Merging needs short, alike completions that arrive together.",
             {"waited": gateway.window_waits, "mean_wait_ms": mean_ms, "merged": gateway.merged},
         )
