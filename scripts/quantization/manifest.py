@@ -6,7 +6,7 @@
         README.md                          the model card
         manifest.json
     MODELS_DIR/<name>/.<digest>.partial/   a job at work, or what an interrupted one left; never served
-    MODELS_DIR/<name>/.lock                held (flock) by the job at work
+    MODELS_DIR/<name>/.quantize.lock       held (flock) by the job at work
 
 A line of heldout.jsonl is {"id": str, "text": str}: a conversation rendered through the chat template, special tokens
 included, so it is tokenized with add_special_tokens=False.

@@ -1,0 +1,112 @@
+"""AutoAWQ (GEMM layout), driven through its public interface; its two faults are mended in a subclass.
+
+On a model that lies in CPU memory its scale search keeps the original weights by reference and then scales them in
+place, so each of the 20 candidates is tried on top of the ones before and the result is garbage. Here the search gets
+copies. And it never says what it does: here each layer is reported, with the error that quantizing it made.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch  # type: ignore[import-not-found]
+
+from scripts.quantization.producers import Work
+from scripts.quantization.progress import Progress
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it says on import that it is archived
+    from awq import AutoAWQForCausalLM  # type: ignore[import-not-found]
+    from awq.quantize.quantizer import AwqQuantizer  # type: ignore[import-not-found]
+
+_CHUNK_BYTES = 256 << 20  # of what it sums at once; its own default is four times that
+
+
+def produce(work: Work, progress: Progress) -> dict[str, Any]:
+    """`scripts.quantization.producers.Producer`. The weights are loaded into host memory; layers visit the card."""
+    torch.manual_seed(work.config.calibration.seed)
+    with progress.stage("load"):
+        model = AutoAWQForCausalLM.from_pretrained(
+            str(work.source), torch_dtype="auto", trust_remote_code=False, device_map="cpu"
+        )
+    weights = work.config.weights
+    wanted = {
+        "w_bit": weights.w_bit,
+        "q_group_size": weights.group_size,
+        "zero_point": weights.zero_point,
+        "version": weights.version,
+    }
+    with progress.stage("quantize"):
+        model.quantize(
+            None,  # the blocks are tokens already
+            quant_config=wanted,
+            calib_data=[list(block) for block in work.blocks],
+            max_calib_samples=len(work.blocks),
+            max_calib_seq_len=len(work.blocks[0]),
+            n_parallel_calib_samples=work.config.memory.parallel_blocks,
+            max_chunk_memory=_CHUNK_BYTES,
+            quantizer_cls=_quantizer(work, progress),
+        )
+    with progress.stage("save"):
+        _save(model, work.out, work.config.shard_gib)
+    found: dict[str, Any] = model.quant_config.to_transformers_dict()
+    return found
+
+
+def _save(model: Any, out: Path, shard_gib: float) -> None:
+    model.model.generation_config.do_sample = True  # what it sets itself; the job writes the original's file afterwards
+    model.save_quantized(str(out), shard_size=f"{round(shard_gib * 1024)}MB")
+
+
+def _quantizer(work: Work, progress: Progress) -> type[Any]:
+    """A subclass for one job: `quantize` takes a class, and makes the object itself."""
+
+    class Reporting(AwqQuantizer):  # type: ignore[misc]
+        """Reports each layer and bounds the clip search."""
+
+        def _get_input_feat(self, layer: Any, named_linears: Any) -> Any:
+            # The first thing done to a layer, while its weights are still the original's.
+            progress.layer_begins()
+            self._one_in = self.inps[:1].clone()
+            found = super()._get_input_feat(layer, named_linears)
+            self._one_out = self.inps[:1].float()
+            return found
+
+        def _apply_quant(self, module: Any, named_linears: Any) -> None:
+            super()._apply_quant(module, named_linears)  # the last thing done to it
+            progress.layer_ends(work.layers, self._error(module))
+
+        @torch.no_grad()  # type: ignore[untyped-decorator]
+        def _error(self, module: Any) -> float:
+            """The quantized layer's output against the original's, on the first block."""
+            device = next(module.buffers()).device
+            module.to(device)
+            given = self._one_in.to(device)
+            out = module(given, **self._sanitize_kwargs(self.module_kwargs, module))
+            out = (out[0] if isinstance(out, tuple) else out).float()
+            truth = self._one_out.to(out.device)
+            return float((out - truth).pow(2).mean() / truth.pow(2).mean().clamp_min(1e-12))
+
+        def _compute_best_clip(self, w: Any, input_feat: Any, **search: Any) -> Any:
+            return super()._compute_best_clip(w, input_feat, **search | {"n_sample_token": work.clip_tokens})
+
+    class Mended(Reporting):
+        """Lets the scale search restore true originals."""
+
+        def _compute_best_scale(
+            self, x: Any, w_mean: Any, x_mean: Any, module2inspect: Any, *more: Any, **named: Any
+        ) -> Any:
+            original = module2inspect.state_dict
+
+            def copies(*args: Any, **kwargs: Any) -> dict[str, Any]:
+                return {name: tensor.clone() for name, tensor in original(*args, **kwargs).items()}
+
+            module2inspect.state_dict = copies  # shadows the method on this one object, for the length of the search
+            try:
+                return super()._compute_best_scale(x, w_mean, x_mean, module2inspect, *more, **named)
+            finally:
+                del module2inspect.state_dict
+
+    return Reporting if work.stock else Mended
