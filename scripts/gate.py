@@ -22,6 +22,7 @@ from pathlib import Path
 from scripts._children import Terminated, raise_on_termination
 from scripts._compose import Compose, ComposeError
 from scripts._demo_talk import Terminal
+from scripts.checks.envfile import read_env
 from scripts.quantization import QuantizeError, gate_config, gate_run
 from scripts.quantization.gate import CODES
 from scripts.quantization.gate_engine import ROOT, ComposeRun, Launcher, Local
@@ -39,7 +40,15 @@ def launcher(kind: str, environ: Mapping[str, str], more: Sequence[str] = ()) ->
         if not local.program.exists():
             raise QuantizeError(f"{local.program} is missing: make install, or --engine compose")
         return local
-    return ComposeRun("engine" if has_card else "engine-cpu", more=tuple(more))
+    return ComposeRun("engine" if has_card else "engine-cpu", compose_files(environ), tuple(more))
+
+
+def compose_files(environ: Mapping[str, str]) -> str:
+    """COMPOSE_FILE as `docker compose` would have it here: said, in .env, or what lies there."""
+    env_file = read_env(ROOT)
+    said = environ.get("COMPOSE_FILE") or (env_file.values.get("COMPOSE_FILE") if env_file else None)
+    override = "compose.override.yaml"
+    return said or ":".join(["compose.yaml", *([override] if (ROOT / override).exists() else [])])
 
 
 def card_is_taken(chosen: Launcher) -> str | None:

@@ -40,7 +40,7 @@ class Launch:
     command: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
     grace_s: float = 10
-    tidy: tuple[str, ...] = ()
+    tidy: tuple[tuple[str, ...], ...] = ()
 
 
 class Launcher(Protocol):
@@ -67,7 +67,7 @@ class ComposeRun:
     """The stack's engine image, started apart from the stack: `docker compose run` with the model bound into it."""
 
     service: str = "engine"  # or engine-cpu
-    profile: str = ""  # compose.yaml wants one named; the gate's own arguments are what counts
+    files: str = "compose.yaml"  # what COMPOSE_FILE says without us
     more: tuple[str, ...] = ()
 
     def launch(self, model: Path, port: int, listed: int, engine: Engine) -> Launch:
@@ -76,24 +76,13 @@ class ComposeRun:
         arguments = _arguments(f"/gate/{inside}".rstrip("/"), "0.0.0.0", 8000, listed, engine, kind)  # noqa: S104
         run = ("--rm", "--no-deps", "--no-TTY", "--quiet-pull", "--name", CONTAINER)
         publish = ("--publish", f"{_ports.HOST}:{port}:8000", "--volume", f"{bound}:/gate:ro", "--entrypoint", "vllm")
-        files = ("--file", "compose.yaml", "--file", OVERRIDE)
+        command = ("docker", "compose", "--profile", kind, "run", *run, *publish, self.service, *arguments, *self.more)
         return Launch(
-            (
-                "docker",
-                "compose",
-                *files,
-                "--profile",
-                kind,
-                "run",
-                *run,
-                *publish,
-                self.service,
-                *arguments,
-                *self.more,
-            ),
-            {"ENGINE_PROFILE": self.profile or "gate"},
+            command,
+            # compose.yaml wants a profile named; the gate's own arguments are what counts.
+            {"ENGINE_PROFILE": "gate", "COMPOSE_FILE": f"{self.files}:{OVERRIDE}"},
             grace_s=60,  # the container ends first, or it would be left
-            tidy=("docker", "rm", "--force", CONTAINER),
+            tidy=(("docker", "rm", "--force", CONTAINER), ("docker", "network", "rm", CONTAINER)),
         )
 
 
@@ -168,9 +157,9 @@ def _await(url: str, process: subprocess.Popen[bytes], log: Path, limit_s: float
 
 def _tidy(launch: Launch) -> None:
     """A container of an earlier gate that was killed with everything around it."""
-    if launch.tidy:
+    for command in launch.tidy:
         with contextlib.suppress(OSError):
-            subprocess.run(launch.tidy, capture_output=True, check=False)
+            subprocess.run(command, capture_output=True, check=False)
 
 
 def _read(log: Path) -> str:

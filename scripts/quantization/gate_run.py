@@ -11,7 +11,7 @@ import dataclasses
 import datetime
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,27 +131,28 @@ def _held_out(path: Path) -> list[str]:
 def run(chosen: Plan, launcher: Launcher, config: GateConfig, say: Say) -> Result:
     """Serves the original, then the artifact. An engine that fails is an abstention with its cause."""
     began = time.monotonic()
-    sides: list[Scores] = []
-    trouble = ""
-    for what, model in (("original", chosen.original), ("artifact", chosen.artifact)):
-        windows = (
-            None if not sides else [[window.first, *(p.token for p in window.rest)] for window in sides[0].windows]
-        )
-        try:
-            tell = _prefixed(say, what)
-            with (
-                serving(launcher, model, config.text.listed, config.engine, tell) as url,
-                Scorer(url, config) as scorer,
-            ):
-                sides.append(scorer.score(chosen.texts, windows, tell))
-        except (EngineError, ScoringError) as error:
-            trouble = f"{what}: {error}"
-            break
-    seconds = time.monotonic() - began
-    if trouble:
+    original: Scores | None = None
+    try:
+        original = measure(chosen.original, chosen.texts, None, launcher, config, _prefixed(say, "original"))
+        artifact = measure(chosen.artifact, chosen.texts, original, launcher, config, _prefixed(say, "artifact"))
+    except (EngineError, ScoringError) as error:
+        trouble = f"{'original' if original is None else 'artifact'}: {error}"
         judgement = Judgement("ABSTAIN", (trouble,), ())
-        return Result(chosen, judgement, None, (), sides[0] if sides else None, None, seconds)
-    original, artifact = sides
+        return Result(chosen, judgement, None, (), original, None, time.monotonic() - began)
+    return conclude(chosen, original, artifact, config, time.monotonic() - began)
+
+
+def measure(
+    model: Path, texts: Sequence[str], like: Scores | None, launcher: Launcher, config: GateConfig, say: Say
+) -> Scores:
+    """One side. `like`: the other side, whose tokens are scored. Raises EngineError, ScoringError."""
+    windows = None if like is None else [window.tokens for window in like.windows]
+    with serving(launcher, model, config.text.listed, config.engine, say) as url, Scorer(url, config) as scorer:
+        return scorer.score(texts, windows, say)
+
+
+def conclude(chosen: Plan, original: Scores, artifact: Scores, config: GateConfig, seconds: float) -> Result:
+    """Pure."""
     scored = [(a.rest, b.rest) for a, b in zip(original.windows, artifact.windows, strict=True)]
     figures = compare([a for a, _ in scored], [b for _, b in scored]) if scored else None
     talks = tuple(talk(chat, a, b) for chat, a, b in zip(config.chats, original.answers, artifact.answers, strict=True))

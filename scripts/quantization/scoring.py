@@ -32,6 +32,10 @@ class Scored:
     first: int
     rest: tuple[Position, ...]
 
+    @property
+    def tokens(self) -> list[int]:
+        return [self.first, *(position.token for position in self.rest)]
+
 
 @dataclass(frozen=True)
 class Rate:

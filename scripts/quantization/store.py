@@ -84,8 +84,9 @@ def is_version(path: Path) -> bool:
 def versions(models: Path, name: str) -> list[Version]:
     """All of one model, the newest last. Raises QuantizeError where there is no such model."""
     home = models / name
-    if not home.is_dir():
-        raise QuantizeError(f"{models} holds no model {name!r}; there are: {', '.join(names(models)) or 'none'}")
+    if not name or Path(name).name != name or not home.is_dir():
+        known = ", ".join(names(models)) or "none"
+        raise QuantizeError(f"{models} holds no model {name!r}; there are: {known}" if name else f"NAME=... of {known}")
     current, previous = target(home, CURRENT), target(home, PREVIOUS)
     found = []
     for path in sorted(filter(is_version, home.iterdir()), key=_made):

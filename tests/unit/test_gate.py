@@ -243,6 +243,7 @@ def test_both_launchers_serve_one_model_with_the_gates_own_settings(tmp_path: Pa
     assert f"--publish 127.0.0.1:1234:8000 --volume {tmp_path}:/gate:ro --entrypoint vllm engine serve /gate " in line
     assert "--gpu-memory-utilization 0.85" in line
     assert "--rm" in inside.command
+    assert inside.environ["COMPOSE_FILE"] == "compose.yaml:docker/gate.yaml"
 
 
 def test_a_snapshot_of_the_hubs_cache_is_bound_with_the_files_its_links_lead_to(tmp_path: Path) -> None:
