@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-JOBS = ("quantize",)  # services that end
+JOBS = ("quantize", "quantize-cpu")  # services that end
 
 
 class ComposeError(Exception):

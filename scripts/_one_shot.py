@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts._compose import Compose, Container
+from scripts._compose import JOBS, Compose, Container
 from scripts._demo_talk import Terminal
 from scripts._running import ENGINES
 
-SERVICE = "quantize"
 USER = 10004  # of docker/quantize.Dockerfile
 
 
@@ -47,26 +46,31 @@ def give(models: Path, chosen: Writer) -> None:
         os.chown(models, USER, USER)
 
 
+def wanted(profiles: Sequence[str]) -> bool:
+    return any(name in JOBS for name in profiles)
+
+
 def run(compose: Compose, services: Sequence[str], terminal: Terminal) -> None:
     """Starts all but the engines, so that the gateway answers meanwhile; returns when the job has ended well.
 
     Raises JobError with its last lines, ComposeError.
     """
+    job = next(name for name in services if name in JOBS)
     first = [name for name in services if name not in ENGINES]
     compose.run("up", "--detach", "--no-build", "--no-deps", *first)
     pause = threading.Event()
-    while (ended := _ended(compose.containers())) is None:
-        last = compose.tail(SERVICE, 1)
-        terminal.waiting(f"waiting for {SERVICE}: {last[-1] if last else 'it starts'}")
+    while (ended := _ended(compose.containers(), job)) is None:
+        last = compose.tail(job, 1)
+        terminal.waiting(f"waiting for {job}: {last[-1] if last else 'it starts'}")
         pause.wait(1)
-    tail = compose.tail(SERVICE, 15)
+    tail = compose.tail(job, 15)
     if ended:
         said = tail[-1] if tail else "it said nothing"
-        raise JobError(f"{SERVICE} ended with exit code {ended}, the engine was not started: {said}")
-    terminal.line(f"{SERVICE}    {tail[-1] if tail else 'done'}")
+        raise JobError(f"{job} ended with exit code {ended}, the engine was not started: {said}")
+    terminal.line(f"{job}    {tail[-1] if tail else 'done'}")
 
 
-def _ended(containers: Sequence[Container]) -> int | None:
+def _ended(containers: Sequence[Container], job: str) -> int | None:
     """The job's exit code; None while it runs."""
-    job = next((each for each in containers if each.service == SERVICE), None)
-    return job.code if job is not None and job.state in ("exited", "dead") else None
+    found = next((each for each in containers if each.service == job), None)
+    return found.code if found is not None and found.state in ("exited", "dead") else None

@@ -13,7 +13,8 @@
    engine before is made anew and waited for, and the gateway sends again.
 
 `change`, `undo` and `keep` must bear being repeated: after a kill -9 the next command finds the journal and calls
-`heal(Stack.running(interrupted=True), keep, undo)`, which does step 5 again. Interrupted by a signal, swap undoes and raises what it was.
+`heal(Stack.running(interrupted=True), keep, undo)`, which does step 5 again. Interrupted by a signal, swap undoes and
+raises what it was.
 """
 
 from __future__ import annotations

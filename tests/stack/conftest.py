@@ -31,6 +31,7 @@ STANDINS = {
 NOT_HERE = {
     "engine": "the CUDA image needs an NVIDIA GPU",
     "gpu-exporter": "it needs an NVIDIA GPU",
+    "quantize": "it needs an NVIDIA GPU; quantize-cpu is the same job without",
     "grafana": "without a registry there is no image, and Debian has no package",
 }
 SUMMARY = ROOT / "results" / "stack.json"

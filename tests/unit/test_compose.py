@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "compose.yaml").read_text(encoding="utf-8")
 _VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::([-?])([^}]*))?\}")
 ENGINES = ("engine", "engine-cpu")
-GPU_ONLY = {"engine", "gpu-exporter"}
+GPU_ONLY = {"engine", "gpu-exporter", "quantize"}
+JOBS = {"quantize", "quantize-cpu"}
 # The program that a health check runs, and the image it was seen in.
 PROBES = {
     "python": {"load"},
@@ -76,7 +77,7 @@ def test_only_gpu_services_reserve_a_card_and_they_do_it_whole() -> None:
         assert device["driver"] == "nvidia"
         assert "gpu" in device["capabilities"]
         assert "count" in device or "device_ids" in device
-        assert services()[name]["profiles"] == ["gpu"]
+        assert services()[name]["profiles"] == [name if name in JOBS else "gpu"]
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -112,7 +113,7 @@ def test_every_flag_on_the_engines_command_line_exists() -> None:
     assert given <= known | {"--config"}  # --config belongs to the program, not to the engine's arguments
 
 
-@pytest.mark.parametrize("name", [name for name in SERVICES if name not in {"gateway", "gpu-exporter"}])
+@pytest.mark.parametrize("name", [name for name in SERVICES if name not in {"gateway", "gpu-exporter", *JOBS}])
 def test_a_health_check_runs_a_program_that_its_image_has(name: str) -> None:
     """G2: the gateway's is in its Dockerfile; the GPU exporter's image has nothing to ask with."""
     test = services()[name]["healthcheck"]["test"]
@@ -150,6 +151,8 @@ def test_a_service_runs_as_a_user_of_its_own_and_can_write_its_volumes(name: str
     for mount in service["volumes"]:
         if mount["type"] == "volume":
             assert (name, mount["target"]) in WRITABLE
+        elif (name in JOBS) and mount["target"] == "/models":
+            assert "read_only" not in mount  # what the job is for; nobody else writes there
         else:
             assert mount["read_only"] is True
 
@@ -177,7 +180,16 @@ def test_a_service_is_hardened_and_bounded(name: str) -> None:
     assert service.get("privileged", False) is False
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", sorted(JOBS))
+def test_a_job_is_run_when_asked_and_the_engine_waits_for_its_success(name: str) -> None:
+    """G3: no restart that would run it again, no engine without it; without its profile nothing to wait for."""
+    assert services()[name]["restart"] == "no"
+    assert services()[name]["profiles"] == [name]
+    engine = services()["engine-cpu" if name.endswith("-cpu") else "engine"]
+    assert engine["depends_on"] == {name: {"condition": "service_completed_successfully", "required": False}}
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name not in JOBS])
 def test_a_service_comes_back_with_the_docker_daemon(name: str) -> None:
     """G7: Docker spaces its restarts; the engine's failed starts are bounded by its supervisor."""
     assert services()[name]["restart"] == "unless-stopped"

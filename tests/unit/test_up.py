@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import _secrets, _stack_model, down, model_fetch, up
+from scripts import _one_shot, _secrets, _stack_model, down, model_fetch, up
+from scripts._bring_up import UpError, awaited
 from scripts._compose import ROOT, Container, failure, reason
 
 
@@ -24,7 +25,7 @@ def container(service: str, **changes: object) -> Container:
 def test_a_stack_whose_engine_still_loads_is_waited_for() -> None:
     loading = [container("engine", health="starting", said="starting"), container("gateway")]
     assert failure(loading) is None
-    assert up.awaited(loading) == "engine (starting)"
+    assert awaited(loading) == "engine (starting)"
 
 
 @pytest.mark.parametrize(
@@ -73,13 +74,13 @@ def test_a_cpu_profile_on_the_way_to_a_gpu_is_refused_with_the_way_out(
 ) -> None:
     monkeypatch.setattr(up, "ROOT", tmp_path)
     (tmp_path / ".env").write_text(f"ENGINE_PROFILE={up.CPU_PROFILE}\n", encoding="utf-8")
-    with pytest.raises(up.UpError, match="make up-cpu"):
+    with pytest.raises(UpError, match="make up-cpu"):
         up.environment(False, {})
 
 
 def test_without_settings_up_says_how_to_make_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(up, "ROOT", tmp_path)
-    with pytest.raises(up.UpError, match=r"cp \.env\.example \.env"):
+    with pytest.raises(UpError, match=r"cp \.env\.example \.env"):
         up.environment(False, {})
 
 
@@ -165,3 +166,35 @@ def test_a_private_directory_that_lets_others_in_is_refused(tmp_path: Path) -> N
 def test_a_docker_command_that_failed_is_told_by_its_error_and_not_by_its_progress() -> None:
     stderr = " Network x  Creating\n Network x  Created\nError response from daemon: port is already allocated\n"
     assert reason(stderr) == "Error response from daemon: port is already allocated"
+
+
+def test_the_jobs_profile_is_that_of_the_machine() -> None:
+    assert up.profiles("gpu", "gpu,quantize") == ["gpu", "quantize"]
+    assert up.profiles("cpu", "cpu,quantize,tls") == ["cpu", "quantize-cpu", "tls"]
+
+
+def test_a_job_that_ended_well_is_no_failure_and_one_that_did_not_is() -> None:
+    ended = container("quantize", state="exited", health="", code=0)
+    assert failure([ended]) is None
+    assert ended.well
+    assert failure([container("quantize", state="exited", health="", code=1)]) == (
+        "quantize", "it ended with exit code 1",
+    )  # fmt: skip
+    assert failure([container("grafana", state="exited", code=0)]) is not None
+
+
+def test_the_job_runs_as_the_owner_of_the_models_and_never_as_root(tmp_path: Path) -> None:
+    """Root's directory is given to a user of the job's own, where root is who runs this; else the way out is said."""
+    owner = tmp_path.stat().st_uid
+    if owner:
+        assert _one_shot.writer(tmp_path, owner).user == f"{owner}:{tmp_path.stat().st_gid}"
+        return
+    chosen = _one_shot.writer(tmp_path, 0)
+    assert chosen == _one_shot.Writer("10004:10004", give=True)
+    with pytest.raises(_one_shot.JobError, match=f"sudo chown 1000 {tmp_path}"):
+        _one_shot.writer(tmp_path, 1000)
+    _one_shot.give(tmp_path, chosen)
+    assert tmp_path.stat().st_uid == 10004
+    assert _one_shot.writer(tmp_path, 0).user == "10004:10004"
+    with pytest.raises(_one_shot.JobError, match="make model"):
+        _one_shot.writer(tmp_path / "absent", 0)
