@@ -78,7 +78,7 @@ def parse_request(text: str, as_name: str | None = None) -> Request:
         raise RefusedError(f"{text!r} is neither a directory nor org/model[@revision], as on the hub's page")
     if at and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise RefusedError(f"{revision!r} is no revision: a branch, a tag or a commit stands behind the @")
-    return Request(_name(as_name or friendly(repo.partition("/")[2])), repo, revision or None)
+    return Request(_name(as_name or friendly_name(repo)), repo, revision or None)
 
 
 def friendly(name: str) -> str:
@@ -86,6 +86,11 @@ def friendly(name: str) -> str:
     low = name.lower()
     llama = _LLAMA.fullmatch(low)
     return f"llama{llama[1]}-{llama[2]}{llama[3] or ''}" if llama else low
+
+
+def friendly_name(repo: str) -> str:
+    """The same for org/model."""
+    return friendly(repo.partition("/")[2])
 
 
 def _name(text: str) -> str:

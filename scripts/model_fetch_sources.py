@@ -109,8 +109,9 @@ class FromHub:
         return found
 
     def source(self, held: Mapping[str, Held]) -> Source:
-        asked = self._request.repo + (f"@{self._request.revision}" if self._request.revision else "")
-        return Source(self._request.repo, asked, self._listing.commit, self._listing.licence, held)
+        return Source(
+            self._request.repo, self._request.revision or "main", self._listing.commit, self._listing.licence, held
+        )
 
 
 class FromDirectory:
@@ -134,7 +135,7 @@ class FromDirectory:
         return self._held
 
     def source(self, held: Mapping[str, Held]) -> Source:
-        return Source(str(self._folder), str(self._folder), "local", "not stated", held)
+        return Source(str(self._folder), "local", "local", "not stated", held)
 
 
 def present(folder: Path, files: Sequence[File]) -> int:
@@ -156,7 +157,9 @@ def check_disk(place: Place, origin: Origin) -> None:
         there = there.parent
     free = shutil.disk_usage(there).free
     if free < need:
-        raise ModelError(f"{gib(need)} are needed on the disk of {place.root}, {gib(free)} are free: make room, or set MODELS_DIR")
+        raise ModelError(
+            f"{gib(need)} are needed on the disk of {place.root}, {gib(free)} are free: make room, or set MODELS_DIR"
+        )
 
 
 def complete(folder: Path) -> list[Check]:

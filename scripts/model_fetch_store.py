@@ -40,7 +40,10 @@ class Held:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a version came from. model: org/model or a directory; revision: the commit, or "local"."""
+    """Where a version came from. model: org/model or a directory; revision: the commit, or "local".
+
+    requested: the branch, tag or commit that was asked for; "main" where none was.
+    """
 
     model: str
     requested: str

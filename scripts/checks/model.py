@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scripts.checks import Check, fail, judged, ok, skip, warn
-from scripts.model_fetch_rules import ORIGINALS
+from scripts.model_fetch_rules import ORIGINALS, friendly_name
 from scripts.planner import PlanError
 from scripts.planner.catalog import find_model
 from scripts.planner.checkpoint import INDEX, read_checkpoint, read_config
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # it brings the demo along, and `make model` needs these chec
 
 _LFS = b"version https://git-lfs"
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("tekken.json",), ("vocab.json", "merges.txt"))
+_JOBS = PROFILES.parent / "quantize"
 _AGAIN = "make model NAME=... again, or copy the missing files there (docs/models.md)"
 
 
@@ -59,26 +61,34 @@ def directory(subject: Subject) -> Check:
 
 
 def offer(subject: Subject) -> str:
-    """The ways to a model for this profile, the nearest first; one phrase each."""
+    """The ways to a model for this profile, each with its commands in lines of their own."""
     wanted = subject.model_name
     if subject.on_cpu:
         return "make model (the small demo model)"
-    ways = []
+    ways: dict[str, list[str]] = {}
     if near := _served_instead(subject):
-        ways.append(f"serve what is here: ENGINE_PROFILE={near}")
+        ways["serve what is here, by .env"] = [f"ENGINE_PROFILE={near}"]
     if wanted in ORIGINALS:
-        ways.append(f"fetch it: make model NAME={ORIGINALS[wanted]}")
-    elif wanted.endswith("-awq"):
-        original = wanted.removesuffix("-awq")
-        have = _holds(subject, original)
-        fetch = "" if have or original not in ORIGINALS else f"make model NAME={ORIGINALS[original]}, "
+        ways["fetch it"] = [f"make model NAME={ORIGINALS[wanted]}"]
+    if job := _quantize_job(wanted):
+        original = ORIGINALS.get(wanted.removesuffix("-awq"))
         card = load_gpus()[subject.card].name if subject.card in load_gpus() else "this card"
-        ways.append(f"make 4 bits of your own for {card}: {fetch}make quantize, make promote (docs/quantize.md)")
-        ways.append(f"fetch a ready AWQ checkpoint that you trust: make model NAME=org/model AS={wanted}")
-    else:
-        ways.append(f"fetch it: make model NAME=org/model AS={wanted}")
-    ways.append("only try the stack, without a GPU: make model, make up-cpu")
-    return "; or ".join(ways)
+        fetch = [f"make model NAME={original}"] if original and not _holds(subject, friendly_name(original)) else []
+        making = [*fetch, f"make quantize CONFIG={job}", f"make promote NAME={wanted}"]
+        ways[f"4 bits of your own, made on {card}"] = making
+    if wanted not in ORIGINALS:
+        kind = "a ready AWQ checkpoint that you trust" if wanted.endswith("-awq") else "fetch it"
+        ways[kind] = [f"make model NAME=org/model AS={wanted}"]
+    ways["only try the stack, without a GPU"] = ["make model && make up-cpu"]
+    told = [f"{what}:\n" + "\n".join(f"    {command}" for command in commands) for what, commands in ways.items()]
+    return "\nor ".join(told)
+
+
+def _quantize_job(name: str) -> str | None:
+    """The shipped configuration that makes this model."""
+    line = re.compile(rf"^name: {re.escape(name)}$", re.MULTILINE)
+    found = (path for path in sorted(_JOBS.glob("*.yaml")) if line.search(path.read_text(encoding="utf-8")))
+    return next((str(path.relative_to(_JOBS.parents[1])) for path in found), None)
 
 
 def _holds(subject: Subject, name: str) -> bool:
@@ -87,7 +97,7 @@ def _holds(subject: Subject, name: str) -> bool:
 
 def _served_instead(subject: Subject) -> str | None:
     """A shipped profile of the same card whose model is here."""
-    for path in sorted(PROFILES.glob("*.yaml")):
+    for path in sorted(PROFILES.glob("*.yaml"), key=lambda path: (len(path.stem), path.stem)):  # the plain one first
         model, _, rest = path.stem.partition(".")
         if subject.card in rest.split(".") and model != subject.model_name and _holds(subject, model):
             return path.stem

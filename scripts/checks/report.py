@@ -38,14 +38,21 @@ def _lines(check: Check, width: int) -> Iterable[str]:
 
 
 def _wrapped(head: str, text: str, hang: int = 0) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width=max(_WIDTH, len(head) + 40),
-        initial_indent=head,
-        subsequent_indent=" " * (len(head) + hang),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    """A line of the text that is one already stays one: it may be a command to copy."""
+    width = max(_WIDTH, len(head) + 40)
+    below = " " * (len(head) + hang)
+    return [
+        part
+        for number, line in enumerate(text.splitlines())
+        for part in textwrap.wrap(
+            line,
+            width=width,
+            initial_indent=below if number else head,
+            subsequent_indent=below,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ]
 
 
 def summary(checks: Sequence[Check]) -> str:

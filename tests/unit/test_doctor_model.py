@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.checks import Check, model
+from scripts.checks import Check, model, report
 from scripts.checks.probes import Probes
 from scripts.checks.subject import Subject, decide
-from scripts.model_fetch_rules import ORIGINALS, friendly
+from scripts.model_fetch_rules import ORIGINALS, friendly_name
 from tests.fakes import checkpoint
 from tests.fakes.checkpoint import CONFIG
 
@@ -162,12 +162,19 @@ def missing(tmp_path: Path, profile: str, purpose: str = "stack") -> Check:
 def test_an_empty_model_directory_is_offered_what_fits_the_profile(tmp_path: Path) -> None:
     check = missing(tmp_path, "llama3-8b-awq.rtx4090")
     assert check.status == "fail"
-    assert "make model NAME=meta-llama/Meta-Llama-3-8B-Instruct, make quantize" in check.fix
-    assert "4 bits of your own for NVIDIA GeForce RTX 4090" in check.fix
+    assert [line for line in check.fix.splitlines() if "NVIDIA GeForce RTX 4090" in line]
+    commands = [line.strip() for line in check.fix.splitlines() if line.startswith("    ")]
+    assert commands[:3] == [
+        "make model NAME=meta-llama/Meta-Llama-3-8B-Instruct",
+        "make quantize CONFIG=configs/quantize/llama3-8b-instruct.yaml",
+        "make promote NAME=llama3-8b-awq",
+    ]
+    shown = [line.strip() for line in report.lines([check])]
+    assert set(commands) <= set(shown), "a command to copy is a line of its own"
     assert "make model NAME=org/model AS=llama3-8b-awq" in check.fix
     assert "make up-cpu" in check.fix
-    assert "make model NAME=meta-llama/Meta-Llama-3-8B-Instruct;" in missing(tmp_path, "llama3-8b.rtx4090").fix
-    assert "make model NAME=Qwen/Qwen3-8B-AWQ;" in missing(tmp_path, "qwen3-8b-awq.rtx4090").fix
+    assert "make model NAME=meta-llama/Meta-Llama-3-8B-Instruct\n" in missing(tmp_path, "llama3-8b.rtx4090").fix
+    assert "make model NAME=Qwen/Qwen3-8B-AWQ\n" in missing(tmp_path, "qwen3-8b-awq.rtx4090").fix
     assert missing(tmp_path, "smollm2-135m.cpu").fix == "make model (the small demo model)"
 
 
@@ -175,12 +182,12 @@ def test_a_model_that_is_here_for_the_same_card_is_named_first(tmp_path: Path) -
     checkpoint.write(tmp_path / "models" / "llama3-8b" / "v1")
     (tmp_path / "models" / "llama3-8b" / "current").symlink_to("v1")
     fix = missing(tmp_path, "llama3-8b-awq.rtx4090").fix
-    assert fix.startswith("serve what is here: ENGINE_PROFILE=llama3-8b.rtx4090")
+    assert fix.startswith("serve what is here, by .env:\n    ENGINE_PROFILE=llama3-8b.rtx4090\n")
     assert "make model NAME=meta-llama" not in fix, "it is here already"
 
 
 def test_what_is_offered_lands_where_the_profile_looks() -> None:
-    assert {friendly(repo.partition("/")[2]): repo for repo in ORIGINALS.values()} == ORIGINALS
+    assert {friendly_name(repo): repo for repo in ORIGINALS.values()} == ORIGINALS
 
 
 def test_before_the_first_demo_its_model_is_not_there_yet(tmp_path: Path) -> None:

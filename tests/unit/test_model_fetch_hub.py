@@ -82,7 +82,8 @@ def test_a_model_arrives_whole_at_its_commit_without_what_nobody_needs(hub: Hub,
     assert (home / "current").resolve() == version
     assert all((version / name).read_bytes() == content for name, content in checkpoint.files().items())
     source = json.loads((version / "source.json").read_text())
-    assert (source["model"], source["revision"], source["licence"]) == (NAME, COMMIT, "apache-2.0")
+    assert (source["model"], source["revision"], source["requested"]) == (NAME, COMMIT, "main")
+    assert source["licence"] == "apache-2.0"
     assert source["files"][SHARDS[0]]["bytes"] == len(checkpoint.files()[SHARDS[0]])
 
 
@@ -108,7 +109,7 @@ def test_a_branch_is_resolved_once_and_its_commit_is_what_is_fetched(hub: Hub, t
     hub.repos[NAME].branches = ("main", "refs/pr/1")
     assert main([f"{NAME}@refs/pr/1"]) == 0
     source = json.loads((tmp_path / "models" / "tiny-chat" / "current" / "source.json").read_text())
-    assert (source["requested"], source["revision"]) == (f"{NAME}@refs/pr/1", COMMIT)
+    assert (source["requested"], source["revision"]) == ("refs/pr/1", COMMIT)
     asked = {seen.path for seen in hub.seen if "/resolve/" in seen.path}
     assert all(f"/resolve/{COMMIT}/" in path for path in asked)
 
