@@ -26,8 +26,10 @@ class Volume:
     there: bool
 
     def command(self, what: str, interactive: bool = False) -> list[str]:
+        # No log of it: what goes through its stdout would be kept a second time, and may be gigabytes.
         return [
-            "docker", "run", "--rm", *(["--interactive"] if interactive else []), "--network", "none", "--read-only",
+            "docker", "run", "--rm", *(["--interactive"] if interactive else []), "--log-driver", "none",
+            "--network", "none", "--read-only",
             "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true", "--user", self.user,
             "--volume", f"{self.name}:/volume", "--entrypoint", "python", IMAGE, "-c", _INSIDE, what, "/volume",
         ]  # fmt: skip

@@ -100,6 +100,8 @@ def write(chosen: Plan, compose: Compose) -> None:
     """Whole, under its name, readable by its owner alone; or nothing. Raises OSError, ComposeError, TarError."""
     part = chosen.target.with_name(f".{chosen.target.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
+    for left in part.parent.glob(".vllm-stack-*.tar.part"):  # of one that was killed: we are alone here
+        left.unlink()
     facts = {"made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "absent": list(chosen.absent)}
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
