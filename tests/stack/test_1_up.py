@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from scripts import _ports
-from tests.stack.checkout import MODEL, Stack, until
+from tests.stack.checkout import MODEL, ROOT, Stack, until
 from tests.stack.conftest import NOT_HERE
 
 STARTED = ("alertmanager", "caddy", "engine-cpu", "gateway", "node-exporter", "prometheus")
@@ -165,6 +165,9 @@ def test_the_gateways_image_is_small(stack: Stack, summary: dict[str, Any]) -> N
     image = stack.docker("image", "inspect", "vllm-stack/gateway:local", "--format", "{{.Size}}")
     base = stack.docker("image", "inspect", "python:3.11-slim-bookworm", "--format", "{{.Size}}")
     summary["gateway_image_mb"] = {"image": int(image) // 10**6, "base": int(base) // 10**6}
+    engine = stack.docker("image", "inspect", "vllm-stack/engine-cpu:0.32.0", "--format", "{{.Size}}")
+    packages = sum(path.stat().st_size for path in (ROOT / ".venv-engine").rglob("*") if path.is_file())
+    summary["engine_cpu_image_mb"] = {"image": int(engine) // 10**6, "packages": packages // 10**6}
     assert int(image) - int(base) < 75e6
 
 

@@ -131,16 +131,16 @@ def test_an_upgrade_that_was_killed_is_taken_back_by_the_next_command(stack: Sta
     """kill -9 while the engine is away: `make upgrade` says what it finds, and goes back before it does anything."""
     environment = {**os.environ, **stack.env, "ENGINE_IMAGE": OLDER}
     command = [".venv/bin/python", "-m", "scripts.upgrade", OLDER]
-    process = subprocess.Popen(command, cwd=stack.root, env=environment, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "stopping the old one" in line:
-            break
     images = ("ps", "--all", "--format", "{{.Image}}", "engine-cpu")  # for a moment there are two containers
-    until(lambda: OLDER in stack.compose(*images).stdout, "the new container", 120)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    with subprocess.Popen(command, cwd=stack.root, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if "stopping the old one" in line:
+                    break
+            until(lambda: OLDER in stack.compose(*images).stdout, "the new container", 120)
+        finally:
+            process.send_signal(signal.SIGKILL)
     assert stack.http.get(f"{stack.url}/readyz").status_code == 503
     again = stack.make("upgrade", ENGINE_IMAGE=PINNED)
     assert again.returncode == 0, again.stdout + again.stderr
