@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scripts import model_fetch
 from scripts.checks import Check, fail, judged, ok, skip, warn
 from scripts.model_fetch_rules import ORIGINALS, friendly_name
 from scripts.planner import PlanError
@@ -190,6 +191,10 @@ def access(where: Path, subject: Subject) -> Check:
     name, expected = "model.access", "files any user may read, inside MODELS_DIR"
     if subject.purpose == "demo":
         return skip(name, expected, "the demo reads them as this user")
+    if where == model_fetch.model_dir(subject.environ):
+        return skip(
+            name, expected, f"the demo model is still in the cache: make up-cpu copies it to {subject.models_root}"
+        )
     root = subject.models_root.resolve()
     for path in [where, *sorted(where.iterdir())]:
         target = path.resolve()

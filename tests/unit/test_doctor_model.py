@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import model_fetch
 from scripts.checks import Check, model, report
 from scripts.checks.probes import Probes
 from scripts.checks.subject import Subject, decide
@@ -140,6 +141,15 @@ def test_a_file_that_a_container_may_not_read_fails(whole: Path) -> None:
     check = look(whole)["model.access"]
     assert (check.status, "mode 600" in check.found, "chmod -R o+rX" in check.fix) == ("fail", True, True)
     assert look(whole, "demo")["model.access"].status == "skip"
+
+
+def test_the_demo_model_in_the_cache_will_be_copied_and_is_no_failure(tmp_path: Path) -> None:
+    environ = {"MODELS_DIR": str(tmp_path / "models"), "XDG_CACHE_HOME": str(tmp_path)}
+    checkpoint.write(model_fetch.model_dir(environ))
+    found = {
+        check.name: check for check in model.checks(decide(Probes(environ=environ), "stack", "smollm2-135m.cpu", None))
+    }
+    assert (found["model.weights"].status, found["model.access"].status) == ("ok", "skip")
 
 
 def test_a_link_out_of_the_mount_fails(whole: Path) -> None:
