@@ -9,7 +9,6 @@ import math
 from gateway.facts import EngineFacts, Facts
 from gateway.findings import Finding, count, listed, percent
 
-FULL = 0.9  # of the KV pool: beyond it a waiting request waits for blocks
 HIGH = 0.85  # the usage that guides warn of
 WAITING = 0.2  # of the readings must show someone waiting
 MOST_UTILIZATION = 0.95
@@ -63,10 +62,9 @@ def kv_cache(engine: EngineFacts) -> list[Finding]:
     usage = engine.usage_max
     if usage is None:
         return []
-    waits = engine.waiting_share >= WAITING and usage >= FULL
-    if waits or engine.preemptions:
+    if engine.pressed_share >= WAITING or engine.preemptions:
         return [_pressure(engine, usage)]
-    if usage >= HIGH and engine.waiting_share < WAITING:
+    if usage >= HIGH and engine.held_share < WAITING:
         return [
             Finding(
                 "kv_full_healthy",
@@ -142,9 +140,7 @@ def _pool(engine: EngineFacts) -> str:
 
 def slots(engine: EngineFacts) -> list[Finding]:
     """Requests wait in the engine although its KV pool has room."""
-    if engine.usage_max is None or engine.usage_max >= FULL or engine.preemptions or engine.waiting_mean < 0.5:
-        return []
-    if engine.waiting_share < WAITING:
+    if engine.usage_max is None or engine.held_share < max(WAITING, engine.pressed_share) or engine.preemptions:
         return []
     most = int(engine.running_max)
     numbers: dict[str, float | None] = {"running_max": most, "waiting_mean": engine.waiting_mean}

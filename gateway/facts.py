@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Counts = Mapping[str, float]
+FULL = 0.9  # of the KV pool: beyond it a waiting request waits for blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class EngineFacts:
     running_mean: float = 0.0  # requests
     running_max: float = 0.0
     waiting_mean: float = 0.0
-    waiting_share: float = 0.0  # of the readings in which something waited
+    pressed_share: float = 0.0  # of the readings: something waited while the KV pool was FULL
+    held_share: float = 0.0  # of the readings: something waited though the pool had room
     usage_mean: float | None = None  # share of the KV pool held by running requests
     usage_max: float | None = None
     preemptions: float = 0.0

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.facts import EngineFacts, Facts, GatewayFacts
+from gateway.facts import FULL, EngineFacts, Facts, GatewayFacts
 
 
 class Sampled(Protocol):
@@ -231,6 +231,7 @@ def _engine(name: str, readings: Sequence[Reading], gateways: Sequence[Mapping[K
     running = series("vllm:num_requests_running") or [0.0]
     waiting = series("vllm:num_requests_waiting") or [0.0]
     usage = series(*_USAGE)
+    together = list(zip(waiting, usage or (), strict=False))
     started = series(_STARTED) or []
     prompts = series("vllm:prompt_tokens_total") or []
     elapsed_s = pages[-1][0] - pages[0][0]
@@ -244,7 +245,8 @@ def _engine(name: str, readings: Sequence[Reading], gateways: Sequence[Mapping[K
         running_mean=_mean(running),
         running_max=max(running),
         waiting_mean=_mean(waiting),
-        waiting_share=_mean([float(value > 0) for value in waiting]),
+        pressed_share=_mean([float(value > 0 and held >= FULL) for value, held in together]),
+        held_share=_mean([float(value > 0 and held < FULL) for value, held in together]),
         usage_mean=None if usage is None else _mean(usage),
         usage_max=None if usage is None else max(usage),
         preemptions=gained("vllm:num_preemptions_total"),

@@ -47,7 +47,7 @@ SERVING = GatewayFacts(
     streams=50,
     settings=SETTINGS,
 )
-PRESSED = {"usage_max": 1.0, "usage_mean": 0.97, "waiting_mean": 6.0, "waiting_share": 0.9, "preemptions": 12}
+PRESSED = {"usage_max": 1.0, "usage_mean": 0.97, "waiting_mean": 6.0, "pressed_share": 0.9, "preemptions": 12}
 
 
 def found(
@@ -105,9 +105,9 @@ def test_high_usage_alone_is_healthy_and_said_to_be() -> None:
 @pytest.mark.parametrize(
     ("pressure", "speaks"),
     [
-        ({"usage_max": 0.95, "waiting_mean": 3.0, "waiting_share": 0.19}, False),
-        ({"usage_max": 0.95, "waiting_mean": 3.0, "waiting_share": 0.2}, True),
-        ({"usage_max": 0.89, "waiting_mean": 3.0, "waiting_share": 1.0}, False),
+        ({"usage_max": 0.95, "pressed_share": 0.19}, False),
+        ({"usage_max": 0.95, "pressed_share": 0.2}, True),
+        ({"usage_max": 0.95, "held_share": 1.0}, False),
         ({"usage_max": 0.89, "preemptions": 1}, True),
     ],
 )
@@ -146,11 +146,11 @@ def test_an_fp8_cache_is_not_advised_to_who_has_one_nor_utilization_beyond_its_m
 
 
 def test_waiting_beside_a_pool_with_room_is_a_matter_of_slots() -> None:
-    waiting = {"waiting_mean": 4.0, "waiting_share": 0.5, "usage_max": 0.25}
+    waiting = {"waiting_mean": 4.0, "held_share": 0.5, "usage_max": 0.25}
     finding = only("engine_slots", waiting)
     assert finding.numbers["fit"] == 40
     assert "Raise max-num-seqs above 10" in finding.change
-    assert kinds(waiting | {"waiting_share": 0.1}) == ["no_limit"]
+    assert kinds(waiting | {"held_share": 0.1}) == ["no_limit"]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_window_that_merges_next_to_nothing_is_told(waits: float, merged: floa
 def every_finding() -> list[Finding]:
     """Whatever can be said, over a grid of situations."""
     usages = [{"usage_max": usage} for usage in (0.1, 0.86, 0.95, 1.0)]
-    waits = [{}, {"waiting_mean": 5.0, "waiting_share": 0.8}, {"preemptions": 9}]
+    waits = [{}, {"pressed_share": 0.8}, {"held_share": 0.8}, {"preemptions": 9}]
     pools = [{}, {"pool_bytes": 1 << 30}, {"blocks_override": 99}, {"utilization": 0.94}, {"block_size": 256}]
     caches = [{}, {"prefix_caching": False}, {"hits": 0}, {"stats": False}, {"api_cores": 1.0}, {"ready": False}]
     causes = ("short", "tail", "first_seen", "evicted", "restarted", "salted", "elsewhere")

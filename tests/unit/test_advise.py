@@ -108,6 +108,12 @@ def test_a_counter_that_begins_anew_gains_what_it_counted_since() -> None:
     assert (found.engines[0].running_mean, found.engines[0].running_max) == (1.5, 3)
 
 
+def test_waiting_beside_a_full_pool_is_told_from_waiting_beside_one_with_room() -> None:
+    states = ((0, 0.95), (3, 0.95), (3, 0.2), (3, 0.89))
+    found = facts([reading(i, num_requests_waiting=n, kv_cache_usage_perc=u) for i, (n, u) in enumerate(states)])
+    assert (found.engines[0].pressed_share, found.engines[0].held_share) == (0.25, 0.5)
+
+
 def test_releases_that_count_the_prefix_cache_in_blocks_are_read_in_tokens() -> None:
     page = (
         'vllm:gpu_prefix_cache_queries_total{engine="0"} 10\nvllm:gpu_prefix_cache_hits_total{engine="0"} 4\n'
