@@ -23,10 +23,9 @@ from scripts._children import Terminated, raise_on_termination
 from scripts._compose import Compose, ComposeError
 from scripts._demo_talk import Terminal
 from scripts.checks.envfile import read_env
-from scripts.quantization import QuantizeError, gate_config, gate_run
+from scripts.quantization import QuantizeError, gate_config, gate_run, store
 from scripts.quantization.gate import CODES
 from scripts.quantization.gate_engine import ROOT, ComposeRun, Launcher, Local
-from scripts.quantization.store import models_dir
 
 
 def launcher(kind: str, environ: Mapping[str, str], more: Sequence[str] = ()) -> Launcher:
@@ -95,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal = Terminal()
     try:
         config = gate_config.load(args.config)
-        chosen = gate_run.plan(models_dir(os.environ), args.name, args.digest, args.original, config)
+        models = store.models_dir(os.environ)
+        chosen = gate_run.plan(models, args.name, args.digest, args.original, config)
         engine = launcher(args.engine, os.environ, args.engine_args.split())
         where = "in its container" if isinstance(engine, ComposeRun) else "here"
         if not args.json:
@@ -105,9 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if taken := card_is_taken(engine):
             raise QuantizeError(taken)
-        result = gate_run.run(chosen, engine, config, _say(terminal, args.json))
-        found = gate_run.summary(result)
-        kept = gate_run.keep(result, found)
+        with store.alone(models, store.GATE_LOCK, "judging a version in"):
+            result = gate_run.run(chosen, engine, config, _say(terminal, args.json))
+            found = gate_run.summary(result)
+            kept = gate_run.keep(result, found)
         if args.json:
             print(json.dumps({"artifact": str(chosen.artifact), "kept": kept, **found}))
         else:

@@ -25,6 +25,7 @@ from scripts.quantization.manifest import MANIFEST, Manifest, read, sync_dir
 ROOT = Path(__file__).parents[2]
 CURRENT, PREVIOUS = "current", "previous"
 LOCK = ".promote.lock"
+GATE_LOCK = ".gate.lock"  # in MODELS_DIR itself: the gates of two models want the same card
 
 
 @dataclass(frozen=True)
@@ -120,15 +121,18 @@ def _made(path: Path) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def alone(home: Path) -> Iterator[None]:
-    """One promotion or revert of a model at a time; a second one is told at once. Raises QuantizeError, OSError."""
-    with (home / LOCK).open("a+", encoding="ascii") as file:
+def alone(home: Path, lock: str = LOCK, doing: str = "promoting or reverting") -> Iterator[None]:
+    """One at a time, here the promotion or revert of a model; a second one is told so at once, and may try again.
+
+    Raises QuantizeError, OSError. The kernel lets go of the lock however its holder ends.
+    """
+    with (home / lock).open("a+", encoding="ascii") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             who = file.read().strip() or "another process"
-            raise QuantizeError(f"{who} is promoting or reverting {home.name}: wait for its end") from None
+            raise QuantizeError(f"{who} is {doing} {home.name}: wait for its end") from None
         file.truncate(0)
         file.write(f"process {os.getpid()}")
         file.flush()
