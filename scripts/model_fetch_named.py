@@ -18,6 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from scripts import model_fetch
 from scripts._children import Terminated, raise_on_termination
 from scripts.checks.envfile import read_env
 from scripts.checks.probes import ROOT
@@ -66,6 +67,8 @@ def run(args: argparse.Namespace, say: Progress) -> dict[str, object]:
     if request.local is not None and request.local.is_relative_to(place.root.resolve()):
         inside = request.local.relative_to(place.root.resolve())
         raise RefusedError(f"it lies in MODELS_DIR already: a profile serves it with `model: /models/{inside}`")
+    if request.name == model_fetch.NAME:
+        raise RefusedError(f"{request.name} is the demo model's own place (make model without NAME): choose AS=...")
     place.check()
     origin = origin_of(request, place, environ, say)
     target = place.version(origin.version)

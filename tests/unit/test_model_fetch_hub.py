@@ -145,6 +145,13 @@ def test_as_chooses_the_directory(hub: Hub, tmp_path: Path) -> None:
     assert (tmp_path / "models" / "mine" / "current" / "config.json").is_file()
 
 
+def test_the_demo_models_place_is_not_built_over(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    """make up-cpu replaces what lies there."""
+    hub.repos["acme/SmolLM2-135M-Instruct"] = hub.repos[NAME]
+    assert main(["acme/SmolLM2-135M-Instruct"]) == 1
+    assert "is the demo model's own place" in said(capsys)
+
+
 def test_a_dry_run_makes_nothing(hub: Hub, tmp_path: Path) -> None:
     assert main([NAME, "--dry-run"]) == 0
     assert not (tmp_path / "models").exists()
