@@ -77,9 +77,9 @@ async def floods(seat: Seat) -> None:
     while True:
         await asyncio.sleep(40)
         async with asyncio.TaskGroup() as group:
-            for _ in range(60):
-                words = " ".join(seat.dice.choices(_TOPICS, k=200))
-                group.create_task(seat.ask("/v1/completions", prompt=words, max_tokens=400))
+            for _ in range(40):
+                words = " ".join(seat.dice.choices(_TOPICS, k=100))
+                group.create_task(seat.ask("/v1/completions", prompt=words, max_tokens=600))
 
 
 async def run(url: str, model: str, keys: Mapping[str, str], seconds: float) -> None:

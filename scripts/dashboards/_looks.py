@@ -6,7 +6,7 @@ SECONDS = Look("s")  # Grafana writes 0.015 as 15 ms by itself
 RATE = Look("reqps")
 TOKENS_RATE = Look("suffix:tok/s", 0)
 TOKENS = Look("short", 1)
-COUNT = Look("short", 0)
+COUNT = Look("locale", 0)
 EVENTS = Look("cps")
 SHARE = Look("percentunit", maximum=1)
 WATTS = Look("watt", 0)

@@ -17,13 +17,19 @@ FILE = Path(__file__).parent / "data" / "gpu.json"
 
 
 def page(recording: dict[str, Any], seconds: float) -> str:
-    """The exposition text so many seconds into the recording; the last row for ever after."""
-    row = recording["rows"][min(int(seconds / recording["every_s"]), len(recording["rows"]) - 1)]
+    """The exposition text so many seconds into the recording; it begins again at its end, its counters go on."""
+    rows = recording["rows"]
+    rounds, index = divmod(int(seconds / recording["every_s"]), len(rows))
     labels = f'gpu="0",UUID="GPU-recorded",device="nvidia0",modelName="{recording["card"]}"'
-    return "".join(
-        f"# TYPE {name} {'counter' if name.endswith('_CONSUMPTION') else 'gauge'}\n{name}{{{labels}}} {value}\n"
-        for name, value in zip(recording["fields"], row, strict=True)
-    )
+    lines = []
+    for column, name in enumerate(recording["fields"]):
+        value, kind = rows[index][column], "gauge"
+        if name.endswith("_CONSUMPTION"):
+            kind = "counter"
+            per_row = (rows[-1][column] - rows[0][column]) / (len(rows) - 1)
+            value += rounds * per_row * len(rows)
+        lines.append(f"# TYPE {name} {kind}\n{name}{{{labels}}} {value}\n")
+    return "".join(lines)
 
 
 @contextlib.contextmanager

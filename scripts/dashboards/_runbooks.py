@@ -25,7 +25,7 @@ def link(alert: str) -> str:
 
 def board(folder: Path = FOLDER) -> Board:
     """One panel a file of the folder, and a list of them."""
-    files = sorted(path for path in folder.glob("*.md") if path.stem[0].isupper())
+    files = sorted(path for path in folder.glob("*.md") if path.stem != "README")
     board = Board(UID, "Runbooks", "What each alert means and what to do, from docs/runbooks.")
     contents = "\n".join(f"- [{path.stem}]({link(path.stem)})" for path in files)
     board.line(2 + len(files), (24, note(1, "Runbooks", "One for each alert.", contents)))

@@ -114,7 +114,7 @@ def _fits(board: Board) -> None:
         "max_model_len it holds.",
         Query("vllm:cache_config_info"),
         columns=(
-            Column("instance", "Replica"),
+            Column("instance", "Replica", width=150),
             Column("num_gpu_blocks", "Blocks", looks.COUNT, number=True),
             Column("block_size", "Block", looks.COUNT, number=True),
             Column("kv_cache_size_tokens", "Tokens", looks.COUNT, number=True),

@@ -195,6 +195,7 @@ def _cache(board: Board, slo: Slo) -> None:
         "after it is over.",
         Query(f"engine:preemptions:rate5m{{{ENGINE}}}", "{{instance}} {{engine}}"),
         look=Look("cps", steps=((None, GREEN), (0.001, YELLOW))),
+        soft_max=0.1,
         runbook=link("EnginePreemptions"),
     )
     board.line(8, (6, usage), (6, ratio), (6, source), (6, preempted))
@@ -255,7 +256,7 @@ def _process(board: Board) -> None:
         "What the engine made of its profile and the card (docs/verify.md).",
         Query('vllm:cache_config_info{instance=~"$instance"}'),
         columns=(
-            Column("instance", "Replica"),
+            Column("instance", "Replica", width=170),
             Column("block_size", "Block size"),
             Column("num_gpu_blocks", "Blocks"),
             Column("kv_cache_size_tokens", "Tokens"),

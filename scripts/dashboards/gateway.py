@@ -281,4 +281,4 @@ def _inside(board: Board) -> None:
         columns=(Column("name", "Setting"), Column("Value", "Value", Look("none"))),
         look=Look("none"),
     )
-    board.line(6, (3, keys), (3, bad), (3, pending), (3, ledger), (3, logs), (9, settings))
+    board.line(8, (3, keys), (3, bad), (3, pending), (3, ledger), (3, logs), (9, settings))

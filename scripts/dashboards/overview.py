@@ -64,7 +64,7 @@ def _promises(board: Board, slo: Slo) -> None:
     board.row("Promises")
     answered = number(
         1,
-        "Answered, 1 hour",
+        "Answered, 1 h",
         f"Share of the requests that were the service's to answer. Promised: {slo.availability:.2%}. Clients' own "
         "faults, their keys' limits and clients that left don't count.",
         Query("1 - slo:errors:ratio_rate1h"),
@@ -83,7 +83,7 @@ def _promises(board: Board, slo: Slo) -> None:
     )
     burn = number(
         3,
-        "Burn rate, 1 hour",
+        "Burn rate, 1 h",
         "How fast the budget goes: 1 uses it up exactly in its time, 14.4 uses 2 % of a month's in an hour and pages.",
         Query(f"slo:errors:ratio_rate1h / {allowed:.6g}"),
         look=Look("suffix:x", 1, steps=((None, GREEN), (1, YELLOW), (14.4, RED)), no_value="idle"),
@@ -121,7 +121,7 @@ def _promises(board: Board, slo: Slo) -> None:
         look=Look("percentunit", 0, steps=((None, RED), (0.01, YELLOW), (1, GREEN)), maximum=1, no_value="no gateway"),
         runbook=link("EngineAbsent"),
     )
-    board.line(4, (4, answered), (4, budget), (4, burn), (3, first), (3, between), (3, good), (3, up))
+    board.line(4, (3, answered), (4, budget), (3, burn), (4, first), (4, between), (3, good), (3, up))
 
 
 def _now(board: Board) -> None:
@@ -155,7 +155,7 @@ def _now(board: Board) -> None:
         look=Look("none", no_value="Nothing to change"),
         sort=("Severity", False),
     )
-    board.line(6, (12, firing), (12, advice))
+    board.line(7, (12, firing), (12, advice))
 
 
 def _traffic(board: Board, slo: Slo) -> None:
@@ -281,6 +281,7 @@ def _engine(board: Board, slo: Slo) -> None:
         "Requests that lost their KV blocks to others and are computed again.",
         Query("sum by (instance) (engine:preemptions:rate5m)", "{{instance}}"),
         look=Look("cps", no_value="No engine"),
+        soft_max=0.1,
         runbook=link("EnginePreemptions"),
     )
     board.line(8, (6, batch), (6, usage), (6, ratio), (6, preempted))

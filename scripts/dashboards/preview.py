@@ -25,7 +25,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts import _ports
+import httpx
+
+from scripts import _ports, _prometheus
 from scripts._children import Terminated, raise_on_termination
 from scripts.dashboards import _stage
 from scripts.dashboards.__main__ import FOLDER
@@ -71,6 +73,11 @@ def tools() -> str:
 def source(args: argparse.Namespace) -> Iterator[tuple[str, _stage.Recording]]:
     """The Prometheus to draw from, and what is shown of it."""
     if args.prometheus:
+        try:
+            with httpx.Client(timeout=5, trust_env=False) as client:
+                _prometheus.query(client, args.prometheus, "vector(1)")
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise PreviewError(f"no Prometheus answers at {args.prometheus}: {error}") from error
         now = time.time()
         yield args.prometheus, _stage.Recording(now - args.minutes * 60, now, args.note)
         return

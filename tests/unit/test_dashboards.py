@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.findings import KINDS
 from gateway.metrics import Metrics
+from scripts import _ports
 from scripts.dashboards import __main__ as dashboards
 from scripts.dashboards import _recorded, _runbooks, _slo, overview, preview
 from scripts.dashboards._board import BOARDS
@@ -232,7 +233,7 @@ def test_the_promises_are_the_thresholds() -> None:
         panel["title"]: [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"][1:]]
         for panel in panels(json.loads(text))
     }
-    assert steps["Answered, 1 hour"] == [0.9]
+    assert steps["Answered, 1 h"] == [0.9]
     assert steps["TTFT ≤ 7.5 s"] == [0.8]
     assert steps["ITL ≤ 300 ms"] == [0.7]
     assert steps["Time to first token"] == [7.5]
@@ -282,21 +283,47 @@ def test_the_preview_tells_what_could_not_be_drawn() -> None:
     ]
 
 
-def test_the_recorded_card_has_the_series_that_the_rules_and_panels_ask_for() -> None:
+def test_the_recorded_card_has_the_series_that_panels_ask_for_and_its_energy_only_grows() -> None:
     recording = json.loads(_recorded.FILE.read_text(encoding="utf-8"))
-    early, late = (
-        {
-            sample.name.removesuffix("_total"): sample.value
-            for family in text_string_to_metric_families(_recorded.page(recording, seconds))
-            for sample in family.samples
-        }
-        for seconds in (0, 120)
-    )
-    asked = {one.name for _, expr in EXPRESSIONS for one in _selectors(expr) if one.name.startswith("DCGM_")}
-    assert asked <= early.keys()
-    assert late["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"] > early["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"]
-    assert _recorded.page(recording, 1e6), "the last row stays"
+    length = recording["every_s"] * len(recording["rows"])
+    energies = []
+    for seconds in range(0, 3 * length, recording["every_s"]):
+        page = _recorded.page(recording, seconds)
+        samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+        values = {sample.name.removesuffix("_total"): sample.value for sample in samples}
+        energies.append(values["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"])
+    assert {one.name for _, expr in EXPRESSIONS for one in _selectors(expr) if one.name.startswith("DCGM_")} <= {
+        *values
+    }
+    assert energies == sorted(set(energies))
 
 
 def test_the_advice_panel_has_words_for_every_kind_that_asks_for_a_change() -> None:
     assert overview.ADVICE.keys() == {kind for kind, severity in KINDS.items() if severity != "info"}
+
+
+def test_a_runbook_becomes_a_panel_and_its_links_stay_inside_grafana(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("An index.")
+    (tmp_path / "EngineHung.md").write_text(
+        "Or [absent](EngineAbsent.md)? See [verify](../verify.md), [why](https://a.b/c)."
+    )
+    (tmp_path / "EngineAbsent.md").write_text("Gone.")
+    board = json.loads(_runbooks.board(tmp_path).to_json())
+    contents, absent, hung = board["panels"]
+    assert [absent["title"], hung["title"]] == ["EngineAbsent", "EngineHung"]
+    assert f"[EngineHung]({_runbooks.link('EngineHung')})" in contents["options"]["content"]
+    assert _runbooks.link("EngineHung").endswith(f"={hung['id']}")
+    assert hung["options"]["content"] == (
+        f"Or [absent]({_runbooks.link('EngineAbsent')})? See [verify] (`verify.md`), [why](https://a.b/c)."
+    )
+
+
+def test_a_prometheus_that_does_not_answer_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(preview, "tools", lambda: "chromium")
+    url = f"http://127.0.0.1:{_ports.free_port()}"
+    assert preview.main(["--prometheus", url]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"preview: no Prometheus answers at {url}: ")
+    assert told.count("\n") == 1
