@@ -59,8 +59,9 @@ def fault(chat: Chat, answer: Answer) -> str:
         return "is empty"
     if not speaks(answer.text, chat.language):
         return f"is not in the language it was asked for ({chat.language})"
-    if chat.expect is not None and chat.expect.casefold() not in answer.text.casefold():
-        return f"does not say {chat.expect!r}"
+    said = answer.text.casefold()
+    if chat.expect and not any(word.casefold() in said for word in chat.expect):
+        return f"does not say {' or '.join(map(repr, chat.expect))}"
     return ""
 
 

@@ -29,11 +29,11 @@ class Text(_Part):
 
 
 class Chat(_Part):
-    """expect: words that the answer must hold, whatever their case."""
+    """expect: the answer must hold one of these, whatever its case; none: anything said well will do."""
 
     ask: str = Field(min_length=1)
     language: str = "en"
-    expect: str | None = None
+    expect: tuple[str, ...] = ()
 
     @field_validator("language")
     @classmethod

@@ -181,7 +181,7 @@ def summary(result: Result) -> dict[str, Any]:
             {
                 "ask": found.chat.ask,
                 "language": found.chat.language,
-                "expect": found.chat.expect,
+                "expect": list(found.chat.expect),
                 "original": {**dataclasses.asdict(found.original), "wrong": found.original_wrong},
                 "artifact": {**dataclasses.asdict(found.artifact), "wrong": found.artifact_wrong},
             }

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.model_fetch import ENGINE_PYTHON
 from scripts.quantization.manifest import (
+    HELD_OUT,
+    MANIFEST,
     Calibration,
     HeldOut,
     Layer,
@@ -18,6 +24,7 @@ from scripts.quantization.manifest import (
 )
 from scripts.quantization.promotion import fingerprint
 
+ROOT = Path(__file__).parents[2]
 FIGURES = {
     "tokens": 8000,
     "windows": 16,
@@ -35,20 +42,39 @@ FIGURES = {
 
 
 def make(models: Path, name: str, digest: str, weights: bytes = b"weights", verdict: str | None = "PASS") -> Path:
-    """A quantized version. `verdict` None: the gate has not judged it."""
+    """A quantized version of nothing real. `verdict` None: the gate has not judged it."""
     path = models / name / digest
     path.mkdir(parents=True)
     (path / "model-00001-of-00002.safetensors").write_bytes(weights)
     (path / "model-00002-of-00002.safetensors").write_bytes(weights[::-1])
     (path / "config.json").write_text("{}", encoding="utf-8")
-    files = {file.name: hash_file(file) for file in path.iterdir()}
+    describe(path, Source(model="owner/model", revision="abc", architecture="LlamaForCausalLM", files={}), verdict)
+    return path
+
+
+def rounded(models: Path, name: str, digest: str, original: Path, texts: Sequence[str], noise: float = 0) -> Path:
+    """A real version of a real model that no gate has judged, made in seconds (tests/quantize/rounding.py)."""
+    path = models / name / digest
+    arguments = [str(original), str(path), "--noise", str(noise)]
+    subprocess.run([str(ENGINE_PYTHON), "-m", "tests.quantize.rounding", *arguments], check=True, cwd=ROOT)
+    lines = (json.dumps({"id": str(index), "text": text}) for index, text in enumerate(texts))
+    (path / HELD_OUT).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    files = {file.name: hash_file(file) for file in original.iterdir() if file.name != MANIFEST}
+    describe(path, Source(model=str(original), revision="local", architecture="LlamaForCausalLM", files=files), None)
+    return path
+
+
+def describe(path: Path, source: Source, verdict: str | None) -> None:
+    """Writes the manifest of what lies in a version's directory."""
+    files = {file.name: hash_file(file) for file in path.iterdir() if file.name != MANIFEST}
+    digest, name = path.name, path.parent.name
     manifest = Manifest(
         name=name,
         digest=digest,
         producer="autoawq",
         quantization={"bits": 4},
         config={},
-        source=Source(model="owner/model", revision="abc", architecture="LlamaForCausalLM", files={}),
+        source=source,
         calibration=Calibration(
             source="a.jsonl",
             format="jsonl",
@@ -77,7 +103,12 @@ def make(models: Path, name: str, digest: str, weights: bytes = b"weights", verd
     if verdict is not None:
         manifest = manifest.model_copy(update={"gate": gate(manifest, verdict)})
     write(path, manifest)
-    return path
+
+
+def rename(path: Path) -> None:
+    """Makes a copy of a version one of its own: its manifest says what lies there, and no gate has judged it."""
+    files = {file.name: hash_file(file) for file in path.iterdir() if file.name not in (MANIFEST, "gate.html")}
+    write(path, read(path).model_copy(update={"digest": path.name, "files": files, "gate": None}))
 
 
 def gate(manifest: Manifest, verdict: str) -> dict[str, Any]:

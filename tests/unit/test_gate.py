@@ -103,7 +103,7 @@ GOOD = Answer("The capital of France is Paris, which lies in the north of the co
 
 
 def talks(*artifact: Answer, original: Answer = GOOD) -> list[Talk]:
-    return [talk(Chat(ask="What is the capital of France?", expect="Paris"), original, each) for each in artifact]
+    return [talk(Chat(ask="What is the capital of France?", expect=("Paris",)), original, each) for each in artifact]
 
 
 WELL = talks(GOOD, GOOD, GOOD, GOOD)

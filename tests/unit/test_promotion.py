@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.quantization import QuantizeError, store
+from scripts import _journal
+from scripts._journal import Journal
+from scripts.quantization import QuantizeError, promotion_engine, store
 from scripts.quantization.manifest import read, write
 from scripts.quantization.promotion import Move, plan_promotion, plan_revert
 from tests.quantize import versions
@@ -183,3 +185,43 @@ def test_a_directory_in_the_place_of_the_link_is_refused(models: Path) -> None:
     (models / "m/current").mkdir()
     with pytest.raises(QuantizeError, match="is a directory and no link"):
         promote(models)
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A journal of its own, and a machine without Docker."""
+    monkeypatch.setattr(_journal, "FOLDER", tmp_path / "stack")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path / "stack" / "swap.json"
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"), [(_journal.CHANGING, {"current": "aaaaaaaaaaaa"}), (_journal.HELD, None)]
+)
+def test_a_promotion_that_was_killed_is_undone_unless_it_had_been_verified(
+    models: Path, journal: Path, phase: str, expected: dict[str, str] | None
+) -> None:
+    for digest in ("aaaaaaaaaaaa", "bbbbbbbbbbbb"):
+        versions.make(models, "m", digest, digest.encode())
+    promote(models, "a")
+    move = plan_promotion(models, "m", "b")
+    assert move is not None
+    _journal.write(Journal("promotion of m", promotion_engine.KIND, phase, move.note))
+    move.apply()
+    said = promotion_engine.heal(lambda text: None)
+    assert said == f"{'undone' if expected else 'kept'}: promotion of m"
+    assert links(models / "m") == (expected or {"current": "bbbbbbbbbbbb", "previous": "aaaaaaaaaaaa"})
+    assert not journal.exists()
+    assert promotion_engine.heal(lambda text: None) is None
+
+
+def test_a_change_of_another_kind_is_left_to_its_own_command(models: Path, journal: Path) -> None:
+    _journal.write(Journal("engine: a -> b", "upgrade", _journal.CHANGING))
+    assert promotion_engine.heal(lambda text: None) is None
+    assert journal.exists()
+
+
+def test_the_shipped_profiles_serve_what_is_promoted() -> None:
+    profiles = store.ROOT / "configs/engine"
+    assert promotion_engine.served(profiles / "llama3-8b-awq.rtx4090.yaml") == "/models/llama3-8b-awq/current"
+    assert promotion_engine.served(profiles / "absent.yaml") is None
