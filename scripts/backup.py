@@ -62,7 +62,7 @@ def settings_files(environ: Mapping[str, str], root: Path = ROOT) -> dict[str, P
         if top.is_file():
             found[name] = top
         for path in sorted(top.rglob("*")) if top.is_dir() else ():
-            if path.is_file():
+            if path.is_file() and not path.name.startswith("."):  # locks, and halves of files being written
                 found[f"{name}/{path.relative_to(top).as_posix()}"] = path
     return found
 

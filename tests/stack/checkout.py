@@ -46,6 +46,10 @@ class Stack:
     def compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self._run(["docker", "compose", "--profile", "*", *arguments], 300, {})
 
+    def run(self, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Any command in the project's directory, for what is not done by `make`."""
+        return self._run(command, 600, env)
+
     def docker(self, *arguments: str, text: str | None = None) -> str:
         done = self._run(["docker", *arguments], 120, {}, text)
         assert done.returncode == 0, done.stderr

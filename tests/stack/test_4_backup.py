@@ -88,10 +88,10 @@ def test_a_damaged_backup_is_refused_before_anything_is_touched(stack: Stack, da
 
 
 def test_a_backup_that_meets_a_full_disk_leaves_nothing_behind(stack: Stack, tmp_path: Path) -> None:
-    """A real file system of 256 kB. Prometheus runs on, and nothing of ours stays in its volume."""
+    """A real file system of 64 kB. Prometheus runs on, and nothing of ours stays in its volume."""
     small = tmp_path / "small"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", small], check=False).returncode != 0:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], check=False).returncode != 0:
         pytest.skip("this machine lets nobody mount a file system")
     try:
         failed = stack.make("backup", f"FILE={small}/a.tar")

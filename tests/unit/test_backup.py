@@ -114,7 +114,8 @@ def test_a_disk_that_is_full_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_settings_secrets_and_the_profile_in_use_are_kept_and_no_more(tmp_path: Path) -> None:
     for name in (".env", "configs/gateway.yaml", "configs/engine/mine.yaml", "configs/engine/other.yaml",
-                 "configs/prometheus/prometheus.yml", "elsewhere/private/token", "models/big"):  # fmt: skip
+                 "configs/prometheus/prometheus.yml", "elsewhere/private/token", "elsewhere/.keys.json.lock",
+                 "models/big"):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name, encoding="utf-8")
     found = settings_files({"ENGINE_PROFILE": "mine", "SECRETS_DIR": "elsewhere"}, tmp_path)
