@@ -166,14 +166,27 @@ def _replicas(gateways: Sequence[Mapping[Key, float]]) -> set[str]:
     return {place(key[1]) for values in gateways[-1:] for key in values if key[0] == "gateway_replica_ready"}
 
 
+def _began_anew(gateways: Sequence[Mapping[Key, float]]) -> bool:
+    """Whether the gateway restarted within the window: then every pair of readings counts, at many times the cost."""
+    counts = [values.get(("gateway_queue_seconds_count",), 0.0) for values in gateways]
+    return any(after < before for before, after in itertools.pairwise(counts))
+
+
 def _gateway(gateways: Sequence[Mapping[Key, float]]) -> GatewayFacts:
-    last = gateways[-1]
+    first, last = gateways[0], gateways[-1]
+    anew = _began_anew(gateways)
+
+    def gain_of(key: Key) -> float:
+        """A series that was not there yet stood at 0."""
+        if anew:
+            return _gain([values.get(key, 0.0) for values in gateways])
+        return last[key] - first.get(key, 0.0)
 
     def gained(name: str, part: int = 1) -> dict[str, float]:
-        """Gains of one series by the label at `part`; a series that was not there yet stood at 0."""
+        """Gains of one series by the label at `part`."""
         found: dict[str, float] = defaultdict(float)
         for key in last:
-            if key[0] == name and (gain := _gain([values.get(key, 0.0) for values in gateways])):
+            if key[0] == name and (gain := gain_of(key)):
                 found[key[part] if part < len(key) else ""] += gain
         return dict(found)
 
@@ -185,7 +198,7 @@ def _gateway(gateways: Sequence[Mapping[Key, float]]) -> GatewayFacts:
 
     prefix: dict[str, dict[str, float]] = defaultdict(dict)
     for key in last:
-        if key[0] == _PREFIX and (gain := _gain([values.get(key, 0.0) for values in gateways])):
+        if key[0] == _PREFIX and (gain := gain_of(key)):
             prefix[key[1]][key[2]] = gain
     queued = gauge("gateway_queued_requests")
     return GatewayFacts(

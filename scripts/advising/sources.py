@@ -25,7 +25,7 @@ from gateway.readings import (
 from scripts.advising import SourceError
 
 POINTS = 30  # readings of one window out of Prometheus
-LEAST_STEP_S = 5.0
+LEAST_STEP_S = 1.0
 INTERVAL_S = 1.0  # between two scrapes
 _HELPERS = frozenset(name for name in ENGINE_SERIES if name.startswith("process_"))
 
