@@ -76,6 +76,12 @@ class Volume:
             raise ComposeError(f"volume {self.name}: {_last(said)}")
 
 
+def ensure_image(compose: Compose) -> None:
+    """The helper's image, which a stack that was never started here does not have. Raises ComposeError."""
+    if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True, check=False).returncode != 0:
+        compose.run("build", "--quiet", "gateway")
+
+
 def find(compose: Compose, keys: Sequence[str]) -> list[Volume]:
     """Raises ComposeError."""
     config = json.loads(compose.run("config", "--format", "json"))

@@ -145,6 +145,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"volumes: {', '.join(volume.name for volume in chosen.volumes) or 'none'}; to {target}")
         return 0
     with alone():
+        if chosen.volumes:
+            _volumes.ensure_image(compose)
         write(chosen, compose)
     manifest = _archive.verify(target)  # what was written is read again: a backup that can't be restored is none
     entries = manifest["entries"]

@@ -93,7 +93,6 @@ def make_volumes(compose: Compose, keys: Sequence[str]) -> list[_volumes.Volume]
     """There, and owned by whom they serve: compose makes them with their services, which are not started."""
     services = [MAKERS[key] for key in keys]
     if services:
-        compose.run("build", "--quiet", "gateway")  # the helper's image
         compose.run("up", "--no-start", "--no-deps", *services)
         compose.run("rm", "--force", *services)
     return _volumes.find(compose, keys)
@@ -110,6 +109,8 @@ def run(arguments: argparse.Namespace) -> None:
         running = sorted(found.service for found in compose.containers() if found.running)
         if running:
             raise RestoreError(f"the stack is running ({', '.join(running)}): make down first")
+        if chosen.volumes:
+            _volumes.ensure_image(compose)
         lost = in_the_way(chosen, _volumes.find(compose, chosen.volumes))
         if lost and not arguments.replace:
             raise RestoreError(f"this would replace {_few(lost)}: say ARGS=--replace if it may")
