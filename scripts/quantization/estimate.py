@@ -19,7 +19,7 @@ LIBRARIES = round(0.9 * GIB)  # torch, transformers and the producer, loaded
 CUDA_HOST = 2 * GIB  # what CUDA's libraries and the driver keep in host memory
 CONTEXT = round(0.6 * GIB)  # a CUDA context and cuBLAS's workspace on the card
 CLIP_ROWS = 256  # output channels that the clip search treats at once
-CLIP_COPIES = 3  # its products of tokens and weights that are alive together
+CLIP_COPIES = 2  # its products of tokens and weights that are alive together
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,10 @@ def need(model: Model, config: Config, device: str, clip_tokens: int) -> Need:
     if device == "cpu":
         layer = before.linears // model.layers
         return Need(_disk(after), ram + 3 * layer + _clip(width, clip_tokens), None, before.total, after)
-    quantized = after - before.embeddings
     layer = before.linears // model.layers
     embedding = before.embeddings if model.tied else before.embeddings // 2
     searched = tokens * 2 * (width + model.hidden)
-    vram = CONTEXT + quantized + embedding + 3 * layer + searched + _clip(width, clip_tokens) + 512 * MIB
+    vram = CONTEXT + embedding + 3 * layer + searched + _clip(width, clip_tokens) + 512 * MIB
     return Need(_disk(after), ram + CUDA_HOST, vram, before.total, after)
 
 

@@ -80,9 +80,14 @@ class Ask:
 
 
 def _tokenizer(directory: Path) -> calibration.Tokenizer:
-    from scripts.quantization.tokens import HfTokenizer  # late: transformers takes seconds
+    try:
+        from scripts.quantization.tokens import HfTokenizer  # late: transformers takes seconds
 
-    return HfTokenizer(directory)
+        return HfTokenizer(directory)
+    except ImportError as error:
+        raise QuantizeError(
+            f"{error}: run this in the job's own environment (make .venv-quantize/.installed) or its image"
+        ) from None
 
 
 def look(
@@ -201,10 +206,12 @@ def summary(plan: Plan) -> list[str]:
 
 
 def environment(device: vram.Device) -> dict[str, str]:
-    """To be set before torch is imported: one card, no growth by fragments."""
+    """To be set before torch is imported: one card, no growth by fragments; and the libraries' own bars are off, for
+    the job says more than they do."""
+    quiet = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     if device.card is None:
-        return {"CUDA_VISIBLE_DEVICES": ""}
-    return {
+        return quiet | {"CUDA_VISIBLE_DEVICES": ""}
+    return quiet | {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or str(device.card.index),
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",

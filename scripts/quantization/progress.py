@@ -68,8 +68,8 @@ class Progress:
         left = sum(layer.s for layer in self.layers) / done * (total - done)
         told = "" if error is None else f", output error {error:.2%}"
         ahead = f", about {human(left)} left" if done < total else ""
-        self._say(f"layer {done} of {total}: {human(took)}{told}{ahead}")
         self._write(f"layer {done} of {total}")
+        self._say(f"layer {done} of {total}: {human(took)}{told}{ahead}")
 
     def _write(self, doing: str) -> None:
         state = {"pid": os.getpid(), "started_at": self.started_at, "doing": doing}

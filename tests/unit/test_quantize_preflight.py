@@ -77,7 +77,7 @@ def test_widths_that_no_group_divides_are_said_to_be_so() -> None:
 def test_an_unsupported_architecture_is_named_with_those_that_are(kind: str) -> None:
     check = failed(preflight.model(LLAMA | {"model_type": kind}, made()))["source.architecture"]
     assert check.found == kind
-    assert "llama, mistral, qwen2, qwen3" in check.expected
+    assert "llama, mistral, phi3, qwen2, qwen3" in check.expected
 
 
 def test_a_quantized_source_is_refused() -> None:

@@ -15,7 +15,7 @@ from scripts.quantization.progress import Progress
 
 # Decoder families with plain linear layers that both libraries were seen to quantize with the pinned transformers.
 # Mixtures of experts are left out: transformers 5 keeps all experts in one tensor, and neither takes that apart.
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = ("gemma2", "llama", "mistral", "phi3", "qwen2", "qwen3")
 _PACKAGES = {
     "autoawq": ("autoawq", "torch", "transformers"),
     "llmcompressor": ("llmcompressor", "compressed-tensors", "torch", "transformers"),

@@ -20,6 +20,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says on import that it is archived
     from awq import AutoAWQForCausalLM  # type: ignore[import-not-found]
     from awq.quantize.quantizer import AwqQuantizer  # type: ignore[import-not-found]
+    from awq.utils.module import set_op_by_name  # type: ignore[import-not-found]
+    from awq.utils.packing_utils import dequantize_gemm  # type: ignore[import-not-found]
 
 _CHUNK_BYTES = 256 << 20  # of what it sums at once; its own default is four times that
 
@@ -60,6 +62,12 @@ def _save(model: Any, out: Path, shard_gib: float) -> None:
     model.save_quantized(str(out), shard_size=f"{round(shard_gib * 1024)}MB")
 
 
+def _unpacked(packed: Any, dtype: Any) -> Any:
+    """The weights that the engine will compute with, as a plain linear layer holds them."""
+    found = dequantize_gemm(packed.qweight, packed.qzeros, packed.scales, packed.w_bit, packed.group_size)
+    return found.t().contiguous().to(dtype)
+
+
 def _quantizer(work: Work, progress: Progress) -> type[Any]:
     """A subclass for one job: `quantize` takes a class, and makes the object itself."""
 
@@ -76,18 +84,31 @@ def _quantizer(work: Work, progress: Progress) -> type[Any]:
 
         def _apply_quant(self, module: Any, named_linears: Any) -> None:
             super()._apply_quant(module, named_linears)  # the last thing done to it
-            progress.layer_ends(work.layers, self._error(module))
+            error = self._error(module, named_linears)
+            module.cpu()  # it is not needed any more, and on a card all the layers before it would pile up
+            progress.layer_ends(work.layers, error)
 
         @torch.no_grad()  # type: ignore[untyped-decorator]
-        def _error(self, module: Any) -> float:
-            """The quantized layer's output against the original's, on the first block."""
-            device = next(module.buffers()).device
-            module.to(device)
-            given = self._one_in.to(device)
-            out = module(given, **self._sanitize_kwargs(self.module_kwargs, module))
-            out = (out[0] if isinstance(out, tuple) else out).float()
-            truth = self._one_out.to(out.device)
-            return float((out - truth).pow(2).mean() / truth.pow(2).mean().clamp_min(1e-12))
+        def _error(self, module: Any, named_linears: Any) -> float:
+            """The layer's output with the packed weights against the original's, on the first block.
+
+            The weights are unpacked into plain linear layers for it, so that no kernel has to be there.
+            """
+            packed = {}
+            for name, linear in named_linears.items():
+                packed[name] = module.get_submodule(name)
+                linear.weight.data = _unpacked(packed[name], self._one_in.dtype)
+                set_op_by_name(module, name, linear)
+            try:
+                module.to(work.device).to(self._one_in.dtype)
+                given = self._one_in.to(work.device)
+                out = module(given, **self._sanitize_kwargs(self.module_kwargs, module))
+                out = (out[0] if isinstance(out, tuple) else out).float()
+                truth = self._one_out.to(out.device)
+                return float((out - truth).pow(2).mean() / truth.pow(2).mean().clamp_min(1e-12))
+            finally:
+                for name, linear in packed.items():
+                    set_op_by_name(module, name, linear)
 
         def _compute_best_clip(self, w: Any, input_feat: Any, **search: Any) -> Any:
             return super()._compute_best_clip(w, input_feat, **search | {"n_sample_token": work.clip_tokens})

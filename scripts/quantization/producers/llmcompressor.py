@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from scripts.quantization.producers import Work
 from scripts.quantization.progress import Progress
+from scripts.quantization.source import read_json
 
 
 def produce(work: Work, progress: Progress) -> dict[str, Any]:
@@ -50,7 +51,8 @@ def produce(work: Work, progress: Progress) -> dict[str, Any]:
         )
     with progress.stage("save"):
         model.save_pretrained(work.out, save_compressed=True, max_shard_size=f"{round(work.config.shard_gib * 1024)}MB")
-    found: dict[str, Any] = model.config.quantization_config.to_dict()
+    # Only the saved copy of the configuration has it.
+    found: dict[str, Any] = read_json(work.out / "config.json").get("quantization_config", {})
     return found
 
 
