@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch  # type: ignore[import-not-found]
-from tokenizers import pre_tokenizers  # type: ignore[import-not-found]
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # type: ignore[import-not-found]
+import torch
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 
 def convert(gguf: Path, out: Path) -> None:

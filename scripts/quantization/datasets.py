@@ -70,7 +70,7 @@ def _of_hub(wanted: config.Calibration) -> Found:
         ) from None
 
     def read() -> tuple[str, list[texts.Text]]:
-        from datasets import load_dataset  # type: ignore[import-not-found]
+        from datasets import load_dataset
 
         try:
             rows = load_dataset(name, split=wanted.split, revision=commit, streaming=True)

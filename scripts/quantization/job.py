@@ -152,7 +152,7 @@ def _bound_card(plan: Plan) -> None:
     device = plan.device
     if device is None or device.card is None or device.limit is None:
         return
-    import torch  # type: ignore[import-not-found]
+    import torch
 
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(device.limit / total, 1.0), 0)

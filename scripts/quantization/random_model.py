@@ -53,8 +53,8 @@ def tensors(model: Model) -> Iterator[list[tuple[str, tuple[int, ...]]]]:
 
 def write(shape: Path, out: Path, tokenizer: Path, layers: int | None, seed: int) -> int:
     """Returns the bytes of weights. Raises PlanError, OSError."""
-    import torch  # type: ignore[import-not-found]
-    from safetensors.torch import save_file  # type: ignore[import-not-found]
+    import torch
+    from safetensors.torch import save_file
 
     raw: dict[str, Any] = read_json_object(shape)
     if layers:

@@ -15,7 +15,7 @@ class HfTokenizer:
 
     def __init__(self, directory: Path) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from jinja2 import TemplateError  # type: ignore[import-not-found]
+        from jinja2 import TemplateError
         from transformers import AutoTokenizer
         from transformers.utils import logging
 

@@ -11,17 +11,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import torch  # type: ignore[import-not-found]
+import torch
 
 from scripts.quantization.producers import Work
 from scripts.quantization.progress import Progress
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says on import that it is archived
-    from awq import AutoAWQForCausalLM  # type: ignore[import-not-found]
-    from awq.quantize.quantizer import AwqQuantizer  # type: ignore[import-not-found]
-    from awq.utils.module import set_op_by_name  # type: ignore[import-not-found]
-    from awq.utils.packing_utils import dequantize_gemm  # type: ignore[import-not-found]
+    from awq import AutoAWQForCausalLM
+    from awq.quantize.quantizer import AwqQuantizer
+    from awq.utils.module import set_op_by_name
+    from awq.utils.packing_utils import dequantize_gemm
 
 _CHUNK_BYTES = 256 << 20  # of what it sums at once; its own default is four times that
 

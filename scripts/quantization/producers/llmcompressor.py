@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch  # type: ignore[import-not-found]
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme  # type: ignore[import-not-found]
-from datasets import Dataset  # type: ignore[import-not-found]
-from llmcompressor import oneshot  # type: ignore[import-not-found]
-from llmcompressor.modifiers.quantization import QuantizationModifier  # type: ignore[import-not-found]
-from llmcompressor.modifiers.transform.awq import AWQModifier  # type: ignore[import-not-found]
-from loguru import logger  # type: ignore[import-not-found]
+import torch
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from datasets import Dataset
+from llmcompressor import oneshot
+from llmcompressor.modifiers.quantization import QuantizationModifier
+from llmcompressor.modifiers.transform.awq import AWQModifier
+from loguru import logger
 from transformers import AutoModelForCausalLM
 
 from scripts.quantization.producers import Work
