@@ -110,12 +110,15 @@ test-stack: install model ## all of it on a real engine in real containers, its 
 	@scripts/stage.sh stack $(PY) -m pytest tests/stack $(ARGS)
 
 ## ---- measuring ----------------------------------------------------------------------------------------------------
-.PHONY: bench bench-ladder bench-compare
+.PHONY: bench bench-ladder bench-compare tune
 bench: .venv/.installed ## measure by a plan: PLAN=configs/bench/smoke.yaml, on engines of its own or ARGS='--engine URL --tokenizer DIR'
 	@$(PY) -m scripts.bench $(or $(PLAN),configs/bench/workloads.yaml) $(ARGS)
 
 bench-ladder: .venv/.installed ## the guide's headline, climbed step by step on your card: ARGS='--image vllm/vllm-openai:v0.32.0'
 	@$(PY) -m scripts.bench configs/bench/ladder.yaml $(ARGS)
+
+tune: .venv/.installed ## the flags and limits that serve the most within the SLO: PROFILE=llama3-8b-awq.rtx4090 ARGS='--model DIR --image IMAGE'
+	@$(PY) -m scripts.tune '$(PROFILE)' $(ARGS)
 
 bench-compare: .venv/.installed ## two runs side by side: A=results/bench/one B=results/bench/other
 	@$(PY) -m scripts.bench.compare '$(A)' '$(B)' $(ARGS)
@@ -134,9 +137,15 @@ soak: .venv/.installed ## an hour of a thousand streams and ten minutes of ten t
 	@$(PY) -m scripts.soak $(ARGS)
 
 ## ---- rules and alerts ---------------------------------------------------------------------------------------------
-.PHONY: rules
+.PHONY: rules test-rules mutate-rules
 rules: .venv/.installed ## configs/prometheus/rules and the tables of docs/metrics.md, from scripts/rules and configs/slo.yaml
 	@$(PY) -m scripts.rules $(ARGS)
+
+test-rules: .venv/.installed ## promtool's tests of every rule and alert
+	@$(PY) -m pytest -q tests/unit/test_rules.py tests/unit/test_rules_promtool.py $(ARGS)
+
+mutate-rules: .venv/.installed ## make every rule wrong in every small way: do the tests notice? ARGS='--component gpu'
+	@$(PY) -m scripts.rules.mutate $(ARGS)
 
 ## ---- know the engine ----------------------------------------------------------------------------------------------
 .PHONY: plan

@@ -9,7 +9,8 @@ def _burn(long: str, short: str, limit: str) -> str:
     return f"""(
   slo:errors:ratio_rate{long} > @{limit}@
   and slo:errors:ratio_rate{short} > @{limit}@
-  and avg_over_time(slo:requests:increase5m[{long}]) >= @minimum_requests@
+  and sum_over_time(slo:requests:increase5m[{long}])
+    >= @minimum_requests@ * count_over_time(slo:requests:increase5m[{long}])
 )"""
 
 

@@ -27,8 +27,8 @@ def _errors(window: str) -> Record:
         f"slo:errors:ratio_rate{window}",
         f"""
 clamp_max(
-  avg_over_time(slo:failures:increase5m[{window}])
-    / (avg_over_time(slo:requests:increase5m[{window}]) > 0),
+  sum_over_time(slo:failures:increase5m[{window}])
+    / (sum_over_time(slo:requests:increase5m[{window}]) > 0),
   1
 )""",
         f"Share of the requests of the last {window} that were not answered.",
