@@ -106,7 +106,7 @@ ps: ## what runs, and how well
 shell-engine: ## a shell in the engine's container
 	@docker compose --profile '*' exec "$$(docker compose --profile '*' ps --services | grep -m1 '^engine')" bash
 
-test-stack: install model ## all of it on a real engine in real containers, its faults and upgrades too; ARGS='-m ci' the short part
+test-stack: install model $(if $(ARGS),,.venv-quantize/.installed) ## all of it on a real engine in real containers, its faults and upgrades too; ARGS='-m ci' the short part
 	@scripts/stage.sh stack $(PY) -m pytest tests/stack $(ARGS)
 
 ## ---- measuring ----------------------------------------------------------------------------------------------------

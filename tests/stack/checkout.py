@@ -146,6 +146,7 @@ def make(folder: Path, project: str, docker_env: Mapping[str, str]) -> Stack:
         "TEST_ENGINE_VENV": str(ROOT / ".venv-engine"),
         "TEST_ENGINE_PYTHON": sys.base_prefix,
         "TEST_OLDER_VENV": str(OLDER_VENV),
+        "TEST_QUANTIZE_VENV": str(ROOT / ".venv-quantize"),
     }
     return Stack(folder, env, ports)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +19,46 @@ def _nothing_runs(stack: Stack) -> Iterator[None]:
     assert containers(stack) == []
     yield
     stack.compose("down", "--remove-orphans", "--timeout", "5")
+
+
+# As small as the job goes: what is claimed here is the order, not the checkpoint.
+CONFIG = """name: tiny-awq
+source: {model: smollm2-135m-instruct}
+weights: {group_size: 64}
+calibration: {source: /models/texts.jsonl, format: jsonl, blocks: 1, block_tokens: 64, held_out_tokens: 1024}
+clip_tokens: 16
+device: cpu
+"""
+
+
+def test_the_engine_starts_after_the_job_and_the_next_up_finds_it_done(stack: Stack) -> None:
+    """The real job: one checkpoint from the first `up`, none from the second, which takes seconds for it."""
+    (stack.root / "configs/quantize/tiny.yaml").write_text(CONFIG, encoding="utf-8")
+    lines = [json.dumps({"text": f"Note {number}: the bridge over the river number {number} is made of {word}. " * 8})
+             for number in range(60) for word in ("stone", "wood", "iron")]  # fmt: skip
+    (stack.root / "models/texts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    first = stack.make("up-cpu", COMPOSE_PROFILES="cpu,quantize", QUANTIZE="tiny")
+    assert first.returncode == 0, first.stdout + first.stderr
+    job, engine = stack.inspect(JOB), stack.inspect("engine-cpu")
+    assert job["State"]["ExitCode"] == 0
+    assert job["State"]["FinishedAt"] < engine["State"]["StartedAt"]
+    assert job["Config"]["User"] != "0:0"
+    assert job["HostConfig"]["ReadonlyRootfs"] is True
+    made = sorted(path for path in (stack.root / "models/tiny-awq").glob("*/manifest.json"))
+    assert len(made) == 1
+    assert stack.chat().status_code == 200
+    second = stack.make("up-cpu", COMPOSE_PROFILES="cpu,quantize", QUANTIZE="tiny")
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert sorted((stack.root / "models/tiny-awq").glob("*/manifest.json")) == made
+    assert stack.inspect("engine-cpu")["Id"] == engine["Id"]
+    again = stack.inspect(JOB)["State"]
+    assert again["StartedAt"] > engine["State"]["StartedAt"]
+    assert seconds_between(again["StartedAt"], again["FinishedAt"]) < 30
+
+
+def seconds_between(start: str, end: str) -> float:
+    times = [datetime.datetime.fromisoformat(text[:26]) for text in (start, end)]
+    return (times[1] - times[0]).total_seconds()
 
 
 def test_a_job_that_fails_is_named_with_its_reason_and_no_engine_starts(stack: Stack) -> None:
