@@ -52,6 +52,7 @@ class Token:
 
     value: str = field(default="", repr=False)
     path: Path = Path(TOKEN_FILE)
+    variable: bool = False  # HF_TOKEN is set, which is not read
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def read_token(environ: Mapping[str, str], root: Path) -> Token:
     except FileNotFoundError:
         if said:
             raise HubError(f"HF_TOKEN_FILE: {path} does not exist") from None
-        return Token(path=path)
+        return Token(path=path, variable=bool(environ.get("HF_TOKEN")))
     except (OSError, UnicodeDecodeError) as error:
         raise HubError(f"{path}: no token can be read ({type(error).__name__})") from None
     if not re.fullmatch(r"[\x21-\x7e]+", value):
@@ -230,6 +231,7 @@ class Hub:
                     f"  1. log in and accept it on {page}\n"
                     f"  2. make a token that may read it on {self.endpoint}/settings/tokens\n"
                     f"  3. write it into {token.path} (chmod 600), then run this again"
+                    + ("\n  HF_TOKEN is set, but not read: every process inherits it" if token.variable else "")
                 )
             return (
                 f"the account of the token in {token.path} may not read {request.repo} yet.\n"

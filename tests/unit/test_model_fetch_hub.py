@@ -243,7 +243,18 @@ def test_a_gated_model_without_a_token_names_the_page_and_the_file(
     message = said(capsys)
     assert f"accept it on {hub.url}/{NAME}" in message
     assert str(tmp_path / "secrets/private/hf_token") in message
+    assert "HF_TOKEN is set" not in message
     assert tree(tmp_path) == set()
+
+
+def test_a_token_in_the_environment_is_not_used_and_that_is_said(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.repos[NAME].gated, hub.repos[NAME].readers = "auto", (TOKEN,)
+    assert main([NAME]) == 1
+    assert "HF_TOKEN is set, but not read" in said(capsys)
+    assert not any(seen.authorization for seen in hub.seen)
 
 
 def test_a_gated_model_is_given_to_a_token_that_the_cdn_never_sees(hub: Hub, tmp_path: Path) -> None:
