@@ -11,7 +11,17 @@ import pytest
 
 from gateway.advice import advise as judge
 from gateway.findings import Finding
-from gateway.readings import ENGINE_SERIES, Reading, Sample, facts, place, read_engine, samples_of
+from gateway.readings import (
+    ENGINE_SERIES,
+    GATEWAY_SERIES,
+    Reading,
+    Sample,
+    facts,
+    place,
+    read_engine,
+    read_gateway,
+    samples_of,
+)
 from scripts import advise
 from scripts.advising import SourceError, plans, sources
 from scripts.planner import PlanError
@@ -106,6 +116,22 @@ def test_a_counter_that_begins_anew_gains_what_it_counted_since() -> None:
     assert found.engines[0].prompt_tokens == 50 + 20 + 10
     assert found.engines[0].restarted
     assert (found.engines[0].running_mean, found.engines[0].running_max) == (1.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("admitted", "counted", "gained"), [((5, 8, 12), (10, 40, 70), 60), ((5, 1, 2), (50, 30, 40), 40)]
+)
+def test_a_gateway_that_restarted_gains_what_it_counted_since(
+    admitted: tuple[int, ...], counted: tuple[int, ...], gained: float
+) -> None:
+    pages = [
+        f'gateway_queue_seconds_count {n}\ngateway_prefix_tokens_total{{tenant="a",outcome="hit"}} {tokens}\n'
+        for n, tokens in zip(admitted, counted, strict=True)
+    ]
+    readings = [Reading(i, {}, read_gateway(samples_of(page, GATEWAY_SERIES))) for i, page in enumerate(pages)]
+    found = facts(readings).gateway
+    assert found is not None
+    assert found.prefix == {"a": {"hit": gained}}
 
 
 def test_waiting_beside_a_full_pool_is_told_from_waiting_beside_one_with_room() -> None:
