@@ -65,7 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             terminal.line(f"{args.name}: {word} {move.to} (before: {move.now or 'nothing'}); {done.engine}")
         return 0
     except (QuantizeError, SwapError, ComposeError, JournalError) as error:
-        terminal.plain()
         print(f"promote: {error}", file=sys.stderr)
     except OSError as error:
         print(f"promote: {error.filename or ''}: {error.strerror}", file=sys.stderr)

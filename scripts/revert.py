@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             terminal.line(f"{args.name}: {word} {move.to} (before: {move.now or 'nothing'}); {done.engine}")
         return 0
     except (QuantizeError, EngineError, SwapError, ComposeError, JournalError) as error:
-        terminal.plain()
+        if sys.stdout.isatty():
+            terminal.plain()  # behind what was awaited
         print(f"revert: {error}", file=sys.stderr)
     except OSError as error:
         print(f"revert: {error.filename or ''}: {error.strerror}", file=sys.stderr)
