@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from scripts.checks import EXIT_CODES, Check, docker, gpu, host, model, report, settings, stack, worst
+from scripts.checks import EXIT_CODES, Check, alerts, docker, gpu, host, model, report, settings, stack, worst
 from scripts.checks.probes import Probes
 from scripts.checks.subject import Subject, SubjectError, decide
 
@@ -26,6 +26,7 @@ GROUPS: dict[str, Callable[[Probes, Subject], list[Check]]] = {
     "model": lambda _, subject: model.checks(subject),
     "settings": settings.checks,
     "stack": stack.checks,
+    "alerts": alerts.checks,
 }
 
 
