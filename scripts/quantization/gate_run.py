@@ -174,6 +174,7 @@ def summary(result: Result) -> dict[str, Any]:
         "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": round(result.seconds, 1),
         "files_sha256": fingerprint(result.plan.manifest),
+        "engine": None if result.artifact is None else result.artifact.engine,
         "size": result.plan.size.name,
         "limits": {**limits.model_dump(), "measured": result.plan.size.measured},
         "figures": None if figures is None else {**dataclasses.asdict(figures), "ppl_rise": figures.ppl_rise},

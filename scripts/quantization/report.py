@@ -186,7 +186,8 @@ def _short(text: str, most: int = 240) -> str:
 
 def _made(manifest: Manifest, gate: Mapping[str, Any]) -> str:
     return (
-        f"Judged {gate['at']} in {gate['seconds']:.0f} s; quantized {manifest.run.finished_at} on "
+        f"Judged {gate['at']} in {gate['seconds']:.0f} s, vLLM {gate['engine'] or 'did not start'}; "
+        f"quantized {manifest.run.finished_at} on "
         f"{manifest.run.device_name} with {manifest.calibration.tokens:,} tokens of {manifest.calibration.source}. "
         f"Files {gate['files_sha256'][:12]}."
     )

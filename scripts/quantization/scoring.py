@@ -55,6 +55,7 @@ class Scores:
     answers: tuple[Answer, ...]
     rate: Rate
     kv_tokens: int | None
+    engine: str
     seconds: float
 
 
@@ -107,7 +108,16 @@ class Scorer:
         templates = tuple(self._tokenize(messages=_messages(chat)) for chat in config.chats)
         say("speed")
         rate = self._rate()
-        return Scores(tuple(ids), templates, tuple(scored), answers, rate, self._kv_tokens(), time.monotonic() - began)
+        return Scores(
+            tuple(ids),
+            templates,
+            tuple(scored),
+            answers,
+            rate,
+            self._kv_tokens(),
+            self._version(),
+            time.monotonic() - began,
+        )
 
     def chat(self, chat: Chat) -> Answer:
         return self._chat(chat)
@@ -146,12 +156,20 @@ class Scorer:
             generated = sum(pool.map(one, range(together)))
             return generated / (time.monotonic() - began)
 
-    def _kv_tokens(self) -> int | None:
+    def _version(self) -> str:
         try:
-            page = self._http.get("/metrics").text
+            return str(orjson.loads(self._get("/version"))["version"])
+        except (ValueError, LookupError, TypeError):
+            return "unknown"
+
+    def _get(self, path: str) -> str:
+        try:
+            return self._http.get(path).text
         except httpx.HTTPError as error:
-            raise ScoringError(f"/metrics: {error or type(error).__name__}") from error
-        for family in text_string_to_metric_families(page):
+            raise ScoringError(f"{path}: {error or type(error).__name__}") from error
+
+    def _kv_tokens(self) -> int | None:
+        for family in text_string_to_metric_families(self._get("/metrics")):
             for sample in family.samples:
                 if sample.name == "vllm:cache_config_info":
                     size = sample.labels.get("kv_cache_size_tokens", "")

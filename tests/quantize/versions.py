@@ -121,6 +121,7 @@ def gate(manifest: Manifest, verdict: str) -> dict[str, Any]:
         "at": "2030-01-01T01:00:00+00:00",
         "seconds": 60.0,
         "files_sha256": fingerprint(manifest),
+        "engine": "0.32.0",
         "size": "up to 1 GiB",
         "limits": {"ppl_rise_max": 0.25, "kl_mean_max": 0.22, "top1_min": 0.77, "measured": None},
         "figures": FIGURES,
