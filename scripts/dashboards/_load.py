@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import httpx
 TENANTS: Mapping[str, tuple[str, ...]] = {
     "chat-app": (),
     "batch-job": (),
-    "notebook": ("--requests-per-minute", "30"),
+    "notebook": ("--requests-per-minute", "10"),
     "crawler": (),
 }
 _SYSTEM = "You are a patient librarian. You answer in a few plain sentences, and you name a book where one fits. " * 4
@@ -73,13 +74,14 @@ async def impatient(seat: Seat) -> None:
 
 
 async def floods(seat: Seat) -> None:
-    """Now and then far more than fits, with a deadline that can't be kept."""
-    while True:
-        await asyncio.sleep(40)
+    """Now and then more than fits, asked for by max_tokens; every third time it is needed, too, and some come too late."""
+    for number in itertools.count(1):
+        await asyncio.sleep(30)
+        ends = {} if number % 3 == 0 else {"stop": ["."]}
         async with asyncio.TaskGroup() as group:
             for _ in range(40):
                 words = " ".join(seat.dice.choices(_TOPICS, k=100))
-                group.create_task(seat.ask("/v1/completions", prompt=words, max_tokens=600))
+                group.create_task(seat.ask("/v1/completions", prompt=f"{words}: a story.", max_tokens=900, **ends))
 
 
 async def run(url: str, model: str, keys: Mapping[str, str], seconds: float) -> None:

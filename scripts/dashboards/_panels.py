@@ -78,7 +78,7 @@ def graph(
             display_mode=common.LegendDisplayMode.LIST,  # a table below a small graph shows two of its rows
             placement=common.LegendPlacement.BOTTOM,
             show_legend=True,
-            calcs=["lastNotNull"],
+            calcs=[] if stacked else ["lastNotNull"],
         ),
         tooltip=common.VizTooltipOptions(mode=common.TooltipDisplayMode.MULTI, sort=common.SortOrder.DESCENDING),
     )

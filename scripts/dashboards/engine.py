@@ -256,7 +256,7 @@ def _process(board: Board) -> None:
         "What the engine made of its profile and the card (docs/verify.md).",
         Query('vllm:cache_config_info{instance=~"$instance"}'),
         columns=(
-            Column("instance", "Replica", width=170),
+            Column("instance", "Replica", width=150),
             Column("block_size", "Block size"),
             Column("num_gpu_blocks", "Blocks"),
             Column("kv_cache_size_tokens", "Tokens"),

@@ -64,8 +64,9 @@ def _promises(board: Board, slo: Slo) -> None:
     board.row("Promises")
     answered = number(
         1,
-        "Answered, 1 h",
-        f"Share of the requests that were the service's to answer. Promised: {slo.availability:.2%}. Clients' own "
+        "Answered",
+        f"Share of the last hour's requests that were the service's to answer. Promised: {slo.availability:.2%}. "
+        "Clients' own "
         "faults, their keys' limits and clients that left don't count.",
         Query("1 - slo:errors:ratio_rate1h"),
         look=Look("percentunit", 2, steps=((None, RED), (slo.availability, GREEN)), maximum=1, no_value="idle"),
@@ -83,8 +84,9 @@ def _promises(board: Board, slo: Slo) -> None:
     )
     burn = number(
         3,
-        "Burn rate, 1 h",
-        "How fast the budget goes: 1 uses it up exactly in its time, 14.4 uses 2 % of a month's in an hour and pages.",
+        "Burn rate",
+        "How fast the budget went in the last hour: 1 uses it up exactly in its time, 14.4 uses 2 % of a month's in "
+        "an hour and pages.",
         Query(f"slo:errors:ratio_rate1h / {allowed:.6g}"),
         look=Look("suffix:x", 1, steps=((None, GREEN), (1, YELLOW), (14.4, RED)), no_value="idle"),
         runbook=link("SloErrorBudgetBurnFast"),

@@ -75,8 +75,8 @@ def _totals(board: Board) -> None:
         columns=(
             Column("tenant", "Key"),
             Column("Value #A", "Requests", looks.COUNT),
-            Column("Value #B", "Prompt tokens", looks.TOKENS),
-            Column("Value #C", "Generated tokens", looks.TOKENS),
+            Column("Value #B", "Prompt tokens", looks.COUNT),
+            Column("Value #C", "Generated tokens", looks.COUNT),
             Column("Value #D", "Refused", Look("short", 0, steps=((None, GREY), (1, ORANGE))), coloured=True),
             Column("Value #E", "5xx share", Look("percentunit", 2, steps=((None, GREY), (0.005, RED))), coloured=True),
         ),
