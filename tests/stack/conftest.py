@@ -35,7 +35,7 @@ NOT_HERE = {
     "grafana": "without a registry there is no image, and Debian has no package",
 }
 SUMMARY = ROOT / "results" / "stack.json"
-PART = ROOT / "results" / "stack-part.json"  # of a run that chose among the tests
+PART = ROOT / "results" / "stack-part.json"  # of runs that chose among the tests: each adds to what is there
 
 
 @pytest.fixture(scope="session")
@@ -96,9 +96,11 @@ def _summary_path(config: pytest.Config) -> Path:
 @pytest.fixture(scope="session")
 def summary(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """What the tests measured; written to results/ at the end, and shown."""
-    found: dict[str, Any] = {"faults": {}}
-    yield found
     path = _summary_path(request.config)
+    found: dict[str, Any] = {"faults": {}}
+    if path == PART and path.exists():
+        found = json.loads(path.read_text(encoding="utf-8")) | {"in_parts": True}
+    yield found
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
