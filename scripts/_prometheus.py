@@ -69,8 +69,12 @@ def _download(folder: Path) -> None:
 
 
 def configuration(source: Mapping[str, Any], targets: Mapping[str, str], interval: str) -> dict[str, Any]:
-    """The project's configuration with `targets` (job: host:port) put in, and a shorter interval for a short run."""
-    filled = dict(source)
+    """The project's configuration with `targets` (job: host:port) put in, and a shorter interval for a short run.
+
+    The rules are the committed files; who would be told of an alert is left out.
+    """
+    filled = {key: value for key, value in source.items() if key != "alerting"}
+    filled["rule_files"] = [str(CONFIG.parent.absolute() / pattern) for pattern in source.get("rule_files", ())]
     filled["global"] = {**source["global"], "scrape_interval": interval, "scrape_timeout": interval}
     filled["scrape_configs"] = [
         {**job, "static_configs": [{"targets": [targets[job["job_name"]]]}]}

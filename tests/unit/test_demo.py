@@ -74,6 +74,8 @@ def test_prometheus_gets_the_projects_jobs_at_the_demos_addresses() -> None:
     targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in filled["scrape_configs"]}
     assert targets == {"engine": ["h:1"], "gateway": ["h:2"]}
     assert filled["global"]["scrape_interval"] == "1s"
+    assert [len(list(Path(p).parent.glob(Path(p).name))) for p in filled["rule_files"]] == [6]
+    assert "alerting" not in filled
     assert source["scrape_configs"][0]["static_configs"][0]["targets"] != ["h:1"]
 
 

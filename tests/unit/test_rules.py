@@ -178,3 +178,37 @@ def test_a_promise_reaches_the_rules() -> None:
     changed = promises.Promises.model_validate({**SLO, "ttft": {"limit_s": 1, "share": 0.9}})
     rules = {rule.name: rule for rule in RULES if not isinstance(rule, Alert) and rule.labels.get("slo") == "ttft"}
     assert 'le="1.0"' in Renderer(changed).expr(rules["slo:within_limit:ratio_rate5m"])
+
+
+# -- runbooks ---------------------------------------------------------------------------------------------------------
+
+RUNBOOKS = ROOT / "docs/runbooks"
+SECTIONS = ["What it means", "What clients see", "Look at", "Do", "How it heals"]
+ALERTS = {alert.name: alert for component in ALL for alert in component.alerts}
+
+
+def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
+    assert {path.stem for path in RUNBOOKS.iterdir()} == set(ALERTS)
+
+
+@pytest.mark.parametrize("name", sorted(ALERTS))
+def test_a_runbook_says_all_of_it_and_names_only_what_exists(name: str) -> None:
+    page = (RUNBOOKS / f"{name}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {name}\n")
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == SECTIONS
+    assert all(part.strip() for part in re.split(r"^## .*$", page, flags=re.MULTILINE)[1:])
+    for target in re.findall(r"\]\(([^)]+)\)", page):
+        assert (RUNBOOKS / target).is_file(), target
+    series = set(re.findall(r"`((?:engine|model|gateway|stack|slo|gpu|host|vllm):[a-z0-9_:]+)", page))
+    known = History.load()
+    assert {one for one in series if one not in RECORDED and known.metric_life(one) is None} == set()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"`make ([a-z-]+)", page):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_no_alert_tells_to_shrink_the_pool_for_pressure() -> None:
+    """Lowering gpu-memory-utilization helps where a peak or another program does not fit beside the pool."""
+    for name, alert in ALERTS.items():
+        if "ower gpu-memory-utilization" in alert.description:
+            assert name in ("EngineCrashLoop", "GpuMemoryFull"), name
