@@ -71,8 +71,8 @@ def prepare(run: Run) -> None:
     for name in ("rows", "failed", "logs", "work"):
         (run.folder / name).mkdir(parents=True, exist_ok=True)
     kept, text = run.folder / "plan.json", run.plan.model_dump_json(indent=2)
-    if kept.exists() and kept.read_text() != text:
-        raise PlanError(f"{run.folder} holds another plan's results: choose another folder with OUT=..., or remove it")
+    if kept.exists() and kept.read_text().rstrip() != text:
+        raise PlanError(f"{run.folder} holds another plan's results: choose another folder with --out, or remove it")
     write(kept, text)
     if run.retry:
         shutil.rmtree(run.folder / "failed")

@@ -40,7 +40,7 @@ def one_boot(tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def measured(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run that was ended by SIGTERM after its first measurement and then went on; (folder, what the first one said)."""
+    """A run ended by SIGTERM after its first measurement, and gone on with; (folder, what the first one said)."""
     folder = tmp_path_factory.mktemp("bench")
     out = folder / "out"
     run = attached(stack, out, one_boot(folder))

@@ -1,0 +1,107 @@
+"""One engine measured: its prefill rate, its KV tokens, and the most it serves within the SLO."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scripts.bench import drive, engine, workloads
+from scripts.bench.plan import Row, Workload
+from scripts.tune import decide, space
+
+START_S = 1800
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every trial has in common."""
+
+    launcher: engine.Launcher
+    model: str
+    workload: Workload
+    slo: decide.Slo
+    most_in_flight: int
+    waves: int  # requests of a measurement: its number in flight times this
+    environment: Mapping[str, str]
+    folder: Path
+
+
+@dataclass
+class Probe:
+    """An engine that is up. Measurements never repeat a prompt."""
+
+    setup: Setup
+    target: engine.Target
+    levels: dict[int, tuple[bool, float]] = field(default_factory=dict)
+    _number: int = 0
+
+    def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens a second while nothing but prompts is computed."""
+        row = Row(name="prefill", workload="long", requests=4, in_flight=2, answer_tokens=1, endpoint="completions")
+        figures = self.drive(row.model_copy(update={"stream": False}), self.target)
+        return float(figures["prompt_tokens"] / figures["duration_s"])
+
+    def serve(self, in_flight: int) -> tuple[bool, float, dict[str, Any]]:
+        """(within the SLO?, generation tokens/s, figures) of the workload with so many in flight."""
+        row = Row(
+            name="serve",
+            workload=self.setup.workload,
+            requests=max(8, in_flight * self.setup.waves),
+            in_flight=in_flight,
+        )
+        figures = self.drive(row, self.target)
+        return decide.within(figures, self.setup.slo), float(figures["generation_tokens_per_s"]), figures
+
+    def saturate(self, start: int) -> tuple[int, float]:
+        """(number in flight, generation tokens/s) of the most it serves within the SLO; (0, 0.0) where nothing is."""
+        while (level := decide.next_level(self.levels, start, self.setup.most_in_flight)) is not None:
+            kept, rate, _ = self.serve(level)
+            self.levels[level] = (kept, rate)
+        return decide.saturation(self.levels)
+
+    def short_answers(self, in_flight: int, through: engine.Target) -> float:
+        """Short whole completions a second through a gateway."""
+        row = Row(
+            name="short",
+            workload="short",
+            requests=in_flight * 4,
+            in_flight=in_flight,
+            endpoint="completions",
+            stream=False,
+            through="gateway",
+        )
+        return float(self.drive(row, through)["requests_per_s"])
+
+    def drive(self, row: Row, target: engine.Target) -> dict[str, Any]:
+        """Figures of a row as scripts.bench.drive gives them, with prompts not sent before."""
+        self._number += 1
+        seed = f"{self.setup.folder.name} {target.engine} {self._number}"
+        requests = workloads.requests(
+            row.workload,
+            row.requests,
+            seed=seed,
+            max_model_len=target.max_model_len,
+            answer_tokens=row.answer_tokens,
+        )
+        return drive.measure(
+            row,
+            requests,
+            target,
+            python=self.setup.launcher.python,
+            tokenizer=self.setup.model,
+            folder=self.setup.folder,
+        )
+
+
+@contextlib.contextmanager
+def booted(setup: Setup, flags: space.Flags, name: str) -> Iterator[Probe]:
+    """An engine with these flags; gone afterwards. Raises engine.StartError."""
+    log = setup.folder / f"{name}.log"
+    arguments = space.arguments(flags)
+    with engine.running(
+        setup.launcher, setup.model, arguments, environment=setup.environment, log=log, start_s=START_S
+    ) as url:
+        yield Probe(setup, engine.look(url))

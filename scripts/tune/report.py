@@ -1,0 +1,51 @@
+"""What `make tune` found, in words and one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def _repeats(rates: list[float]) -> str:
+    return f"{min(rates):.0f} to {max(rates):.0f} in {len(rates)} repeats"
+
+
+def render(report: Mapping[str, Any], profile: str) -> str:
+    """Markdown."""
+    current, best = report["current"], report.get("best")
+    lines = [f"# make tune: {profile}", "", verdict(report), ""]
+    lines += [
+        "| | tokens/s within the SLO | in flight | prefill, tokens/s | KV tokens | changes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, found in (("before", current), ("best trial", best)):
+        if found:
+            changes = ", ".join(f"{k}: {v}" for k, v in found.get("changes", {}).items())
+            cells = [name, _repeats(found["repeats"]), str(found["in_flight"]), f"{found['prefill_tokens_per_s']:.0f}"]
+            lines.append(f"| {' | '.join([*cells, str(found['kv_tokens']), changes])} |")
+    lines += ["", "Trials:", ""]
+    for trial in report["trials"]:
+        changes = ", ".join(f"{k}: {v}" for k, v in trial["changes"].items())
+        end = f"failed: {trial['failed']}" if trial["failed"] else f"{trial['tokens_per_s']:.0f} tokens/s"
+        lines.append(f"- {changes}: {end}")
+    soak = report["soak"]
+    lines += ["", "Gateway limits:", "", *(f"- {name}: {value}" for name, value in report["limits"].items()), ""]
+    lines.append(
+        f"Soak: {soak['rounds']} rounds, {soak['within_slo']} within the SLO, {soak['lost']} requests lost, "
+        f"{soak['tokens_per_s']['median']:.0f} tokens/s."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def verdict(report: Mapping[str, Any]) -> str:
+    """One sentence: replaced, or why not."""
+    if not report["soak"]["held"]:
+        return "Kept as it was: under the soak it lost requests or broke the SLO."
+    best = report.get("best")
+    if report["replaced"] and best:
+        gain = min(best["repeats"]) / max(report["current"]["repeats"]) if max(report["current"]["repeats"]) else None
+        least = f"at least × {gain:.2f}" if gain else "the old one never kept the SLO"
+        return f"Replaced: the best trial's worst repeat beats the old profile's best ({least})."
+    if best:
+        return "Kept as it was: the best trial was not better beyond the spread of the repeats."
+    return "Kept as it was: no trial served more."

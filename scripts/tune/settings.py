@@ -1,0 +1,74 @@
+"""Rewrites a profile and the gateway's settings, comments kept, and puts them back.
+
+Before the first change both files are copied beside the results; `revert` brings the copies back. Each write is whole
+or not at all, so a process that dies leaves the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from scripts.bench.runner import write
+
+
+class NothingToRevertError(Exception):
+    """No tuned profile was kept here."""
+
+
+def _yaml() -> YAML:
+    yaml = YAML()
+    yaml.width = 120
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    return yaml
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The flags or settings of a file."""
+    return dict(_yaml().load(path.read_text()) or {})
+
+
+def rewritten(text: str, changes: Mapping[str, Any], comment: str) -> str:
+    """`text` with values changed or added, and `comment` on them at its end. A dot in a name goes into a section."""
+    yaml = _yaml()
+    document = yaml.load(text)
+    for name, value in changes.items():
+        *sections, leaf = name.split(".")
+        node = document
+        for section in sections:
+            if section not in node:
+                node[section] = {}
+            node = node[section]
+        node[leaf] = value
+    stream = io.StringIO()
+    yaml.dump(document, stream)
+    return f"{stream.getvalue().rstrip()}\n\n# {', '.join(changes)}: {comment}\n"
+
+
+def apply(files: Mapping[Path, str], kept: Path) -> None:
+    """Copies the files as they are into `kept`, then writes the new texts."""
+    for path in files:
+        write(kept / path.name, path.read_text())
+        write(kept / f"{path.name}.path", str(path))
+    for path, text in files.items():
+        write(path, text)
+
+
+def revert(kept: Path) -> list[Path]:
+    """Puts the copies back and forgets them; the paths that were restored. Raises NothingToRevertError."""
+    places = sorted(kept.glob("*.path")) if kept.is_dir() else []
+    if not places:
+        raise NothingToRevertError(f"nothing to take back: no tuned profile was put in place ({kept})")
+    restored = []
+    for place in places:
+        path = Path(place.read_text().strip())
+        copy = place.with_suffix("")
+        write(path, copy.read_text())
+        copy.unlink()
+        place.unlink()
+        restored.append(path)
+    return restored
