@@ -2,6 +2,7 @@
 
     python -m scripts.quantize --config configs/quantize/llama3-8b-instruct.yaml [--device auto|cuda|cpu]
                                [--models DIR] [--stop-engine] [--dry-run] [--json]
+    python -m scripts.quantize --self-check
 
 Run it with the job's own environment (make quantize CONFIG=...). A finished artifact of the same inputs is kept.
 Exit codes: 0 it is there (made now or before), 1 refused or failed (one line says why), 2 wrong usage, 130 interrupted.
@@ -24,8 +25,8 @@ from scripts._children import Terminated, raise_on_termination
 from scripts._compose import Compose
 from scripts.checks import report
 from scripts.checks.probes import Probes
-from scripts.quantization import QuantizeError, config, engine_stop, job, store
-from scripts.quantization.plan import Ask, Plan, look, summary
+from scripts.quantization import QuantizeError, config, engine_stop, job, store, trial, vram
+from scripts.quantization.plan import Ask, Plan, environment, look, summary
 from scripts.quantization.progress import human
 
 _DEFAULT = Path("configs/quantize/smollm2-135m.yaml")
@@ -54,6 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, say: Callable[[str], None], result: dict[str, Any]) -> int:
+    if args.self_check:
+        device, _ = vram.choose(args.device or "auto", Probes())
+        os.environ.update(environment(device))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trial.everything(device.kind, say)
+        return 0
     wanted = config.load(args.config)
     if args.device:
         wanted = wanted.model_copy(update={"device": args.device})
@@ -98,6 +106,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--stop-engine", action="store_true", help="stop the engine for the job, start it again after")
     parser.add_argument("--dry-run", action="store_true", help="check everything, load no weight")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, lines on stderr")
+    parser.add_argument("--self-check", action="store_true", help="both producers on one toy layer, then end")
     parser.add_argument("--unsafe-stock-autoawq", action="store_true", help=argparse.SUPPRESS)
     return parser
 

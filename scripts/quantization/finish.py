@@ -13,7 +13,7 @@ from typing import Any
 from scripts.planner import PlanError
 from scripts.planner.checkpoint import read_checkpoint
 from scripts.quantization import QuantizeError, manifest
-from scripts.quantization.source import read_json
+from scripts.quantization.source import WORDS, read_json
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 # What belongs to the text a model reads and writes, as the original has it.
@@ -28,7 +28,6 @@ _CARRIED = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "USE_POLICY.md")
 
 
 def configs(source: Path, out: Path, quantization: Mapping[str, Any], end_of_turn: int | None) -> None:
@@ -47,8 +46,8 @@ def configs(source: Path, out: Path, quantization: Mapping[str, Any], end_of_tur
     for path in out.iterdir():
         if path.name not in ("config.json", "generation_config.json") and not path.name.endswith(_WEIGHTS):
             path.unlink()
-    for name in (*_CARRIED, *_LICENCES):
-        if (source / name).is_file():
+    for name in (*_CARRIED, *WORDS):
+        if name != manifest.CARD and (source / name).is_file():  # the card is our own
             shutil.copyfile(source / name, out / name)
 
 

@@ -81,8 +81,8 @@ def _original(models: Path, manifest: Manifest, given: Path | None) -> Path:
     source = manifest.source
     if given is not None:
         candidates = [given]
-    elif Path(source.model).is_dir():
-        candidates = [Path(source.model)]
+    elif (models / source.model).is_dir():  # a directory of MODELS_DIR, or an absolute path
+        candidates = [models / source.model]
     else:
         candidates = [path.parent for path in models.glob("*/*/source.json") if _same_source(path.parent, manifest)]
         candidates += _cached(source.model, source.revision)

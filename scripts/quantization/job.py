@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.planner.numbers import GIB, gib
-from scripts.quantization import QuantizeError, card, finish, manifest, memory, producers, source
+from scripts.quantization import QuantizeError, card, finish, manifest, memory, producers, source, trial
 from scripts.quantization.plan import Plan, environment
 from scripts.quantization.progress import STATE, Progress, left_behind, utc
 
@@ -77,9 +77,10 @@ def _make(plan: Plan, progress: Progress, say: Callable[[str], None], stock: boo
     out = plan.partial / "out"
     out.mkdir()
     with _said_shortly(plan), memory.bounded(None if limit is None else round(limit * GIB)):
-        with progress.stage("import"):
-            produce = producers.load(plan.config.producer)
+        with progress.stage("trial"):
             _bound_card(plan)
+            trial.run(plan.config, plan.device.kind, plan.partial)
+            produce = producers.load(plan.config.producer)
         work = producers.Work(
             source=directory,
             out=out,

@@ -44,7 +44,8 @@ class File(_Part):
 
 
 class Source(_Part):
-    """Where the weights came from. revision: the hub's commit, or "local"; files: every file that was read."""
+    """Where the weights came from. model: a hub id or a directory, from MODELS_DIR where it lies in it; revision: the
+    hub's commit, or "local"; files: every file that was read."""
 
     model: str
     revision: str

@@ -209,6 +209,7 @@ def environment(device: vram.Device) -> dict[str, str]:
     """To be set before torch is imported: one card, no growth by fragments; and the libraries' own bars are off, for
     the job says more than they do."""
     quiet = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    quiet |= {"LLM_COMPRESSOR_LOG_DISABLED": "true", "COMPRESSED_TENSORS_LOG_DISABLED": "true"}
     if device.card is None:
         return quiet | {"CUDA_VISIBLE_DEVICES": ""}
     return quiet | {

@@ -7,20 +7,22 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from scripts import model_fetch
 from scripts.model_fetch_store import read_source
 from scripts.quantization import QuantizeError, manifest
 
-_READ = (".safetensors", ".json", ".jinja", ".model", ".txt", ".tiktoken")
+WORDS = ("README.md", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "USE_POLICY.md")
 _OURS = ("manifest.json", "source.json")
-SMALL = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+SMALL = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+_READ = (*SMALL, ".safetensors")
 
 
 @dataclass(frozen=True)
 class Located:
-    """directory: None where a download is needed first. model: what the manifest will say: a directory or a hub id."""
+    """directory: None where a download is needed first. model: what the manifest will say: a directory (relative to
+    MODELS_DIR where it lies in it) or a hub id."""
 
     model: str
     revision: str
@@ -35,7 +37,7 @@ def locate(model: str, revision: str, models: Path, environ: Mapping[str, str] =
     """Looks on this machine only. Raises QuantizeError for a path that is not there."""
     path = Path(model).expanduser()
     if path.is_dir():
-        return Located(str(path.resolve()), "local", path.resolve())
+        return _local(path, models)
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise QuantizeError(
             f"source.model: {model} is no directory: give one with config.json and safetensors, or owner/name"
@@ -45,11 +47,18 @@ def locate(model: str, revision: str, models: Path, environ: Mapping[str, str] =
     places = (models / model / "current", models / model, model_fetch.model_dir(environ).parent / model)
     for place in places:
         if (place / "config.json").is_file():
-            return Located(str(place.resolve()), "local", place.resolve())
+            return _local(place, models)
     raise QuantizeError(
         f"source.model: no model {model} in {places[1]} nor in {places[2]}: `make model` brings the small one, "
         "`make model NAME=owner/name` any other; or give a directory or a hub id"
     )
+
+
+def _local(path: Path, models: Path) -> Located:
+    """Inside MODELS_DIR it is named from there, so that the manifest says the same in a container and outside."""
+    there, root = path.resolve(), models.resolve()
+    name = there.relative_to(root) if there.is_relative_to(root) else there
+    return Located(str(name), "local", there)
 
 
 def _fetched(model: str, revision: str, models: Path) -> Located | None:
@@ -61,47 +70,87 @@ def _fetched(model: str, revision: str, models: Path) -> Located | None:
     return None
 
 
-def download(where: Located, say: Callable[[str], None], *, weights: bool) -> Located:
+def token(environ: Mapping[str, str]) -> tuple[str | None, str]:
+    """The hub's token and where it was read, as `make model` reads it: HF_TOKEN_FILE, else private/hf_token in
+    SECRETS_DIR; and, for containers, HF_TOKEN. Raises QuantizeError for a file that is named and cannot be read."""
+    said = environ.get("HF_TOKEN_FILE")
+    path = Path(said or Path(environ.get("SECRETS_DIR") or "secrets") / "private" / "hf_token").expanduser()
+    try:
+        return path.read_text(encoding="ascii").strip() or None, str(path)
+    except FileNotFoundError:
+        if said:
+            raise QuantizeError(f"HF_TOKEN_FILE: {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise QuantizeError(f"{path}: no token can be read ({type(error).__name__})") from None
+    return environ.get("HF_TOKEN") or None, "HF_TOKEN"
+
+
+def download(
+    where: Located, say: Callable[[str], None], *, weights: bool, environ: Mapping[str, str] = os.environ
+) -> Located:
     """From the hub into its client's own cache, at one commit: the small files, or all. Raises QuantizeError.
 
-    The token is read by the client itself (HF_TOKEN, or its own login); a local directory needs none.
+    The token is used only for what is not given without.
     """
-    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-    patterns = [*SMALL, "*.safetensors"] if weights else list(SMALL)
+    secret, place = token(environ)
+    if weights:
+        say(f"downloading {where.model} at {where.revision[:12]}")
     try:
         try:
-            commit = str(HfApi().model_info(where.model, revision=where.revision, timeout=20).sha)
-        except (OSError, HfHubHTTPError) as error:
-            if isinstance(error, HfHubHTTPError) and error.response is not None and error.response.status_code < 500:
+            return _snapshot(where, weights, secret=False)
+        except (GatedRepoError, RepositoryNotFoundError):
+            if not secret:
                 raise
-            # No hub now; what an earlier run downloaded is as good.
-            snapshot = snapshot_download(
-                where.model, revision=where.revision, allow_patterns=patterns, local_files_only=True
-            )
-            return Located(where.model, Path(snapshot).name, Path(snapshot))
-        if weights:
-            say(f"downloading {where.model} at {commit[:12]}")
-        snapshot = snapshot_download(where.model, revision=commit, allow_patterns=patterns, ignore_patterns=["*/*"])
-        return Located(where.model, commit, Path(snapshot))
+        return _snapshot(where, weights, secret=secret)
     except GatedRepoError:
+        how = (
+            f"accept it with the account of the token in {place}"
+            if secret
+            else f"accept it, then write a token to {place}"
+        )
         raise QuantizeError(
-            f"source.model: {where.model} is given only to those who accepted its licence: accept it on its page, then "
-            "set HF_TOKEN to a token of that account (a local directory needs none)"
+            f"source.model: {where.model} is given only to those who accepted its licence on its page: {how} "
+            "(a local directory needs none)"
         ) from None
     except RevisionNotFoundError:
         raise QuantizeError(f"source.revision: {where.model} has no {where.revision!r}") from None
     except RepositoryNotFoundError:
-        raise QuantizeError(
-            f"source.model: the hub shows no {where.model}: a wrong name, or a private one that needs HF_TOKEN"
-        ) from None
-    except (OSError, ValueError) as error:
+        private = "the token may not see it" if secret else f"it is private and needs a token in {place}"
+        raise QuantizeError(f"source.model: the hub shows no {where.model}: a wrong name, or {private}") from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:160]
         raise QuantizeError(
             f"source.model: {where.model} can't be downloaded ({reason}): check the network, set HF_ENDPOINT where you "
             "use a mirror, or give a directory"
         ) from None
+
+
+def _snapshot(where: Located, weights: bool, secret: str | Literal[False]) -> Located:
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    wanted = (*SMALL, ".safetensors") if weights else SMALL
+    try:
+        info = HfApi().model_info(where.model, revision=where.revision, timeout=20, token=secret)
+    except (OSError, HfHubHTTPError) as error:
+        answer = getattr(error, "response", None)
+        if answer is not None and answer.status_code < 500:
+            raise
+        # No hub now; what an earlier run downloaded is as good.
+        patterns = [f"*{ending}" for ending in wanted]
+        kept = snapshot_download(where.model, revision=where.revision, allow_patterns=patterns, local_files_only=True)
+        return Located(where.model, Path(kept).name, Path(kept))
+    folder = None
+    for file in info.siblings or []:
+        # A folder inside a repository is another copy of the weights, in the form they were trained in.
+        if "/" not in file.rfilename and (file.rfilename.endswith(wanted) or file.rfilename in WORDS):
+            found = hf_hub_download(where.model, file.rfilename, revision=info.sha, token=secret)
+            folder = Path(found).parent
+    if folder is None or not (folder / "config.json").is_file():
+        raise ValueError("it holds no config.json")
+    return Located(where.model, str(info.sha), folder)
 
 
 def read_json(path: Path) -> dict[str, Any]:

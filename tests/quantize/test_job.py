@@ -23,6 +23,7 @@ import yaml
 from scripts import model_fetch
 from scripts.quantization import manifest, producers
 from scripts.quantization.store import versions
+from tests.fakes import hub
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-quantize" / "bin" / "python"
@@ -57,7 +58,9 @@ class Job:
         (self.source / "generation_config.json").write_text(json.dumps(end))
         self.texts = texts(folder / "texts.jsonl")
 
-    def start(self, models: Path | None = None, *more: str, **change: Any) -> subprocess.Popen[str]:
+    def start(
+        self, models: Path | None = None, *more: str, env: dict[str, str] | None = None, **change: Any
+    ) -> subprocess.Popen[str]:
         """The command with a configuration of this model; keys of `change` replace its parts."""
         given: dict[str, Any] = {
             "name": "tiny",
@@ -70,11 +73,14 @@ class Job:
         path.write_text(yaml.safe_dump(given | change))
         command = [str(PYTHON), "-m", "scripts.quantize", "--config", str(path), "--models", str(models or self.models)]
         pipe = subprocess.PIPE
-        env = os.environ | OFFLINE | {"XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONUNBUFFERED": "1"}
-        return subprocess.Popen([*command, *more], cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
+        ours = {"XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONUNBUFFERED": "1"}
+        environ = os.environ | OFFLINE | ours | (env or {})
+        return subprocess.Popen([*command, *more], cwd=ROOT, env=environ, stdout=pipe, stderr=pipe, text=True)
 
-    def run(self, models: Path | None = None, *more: str, **change: Any) -> tuple[int, str, str]:
-        process = self.start(models, *more, **change)
+    def run(
+        self, models: Path | None = None, *more: str, env: dict[str, str] | None = None, **change: Any
+    ) -> tuple[int, str, str]:
+        process = self.start(models, *more, env=env, **change)
         out, err = process.communicate(timeout=LIMIT_S)
         return process.returncode, out, err
 
@@ -243,6 +249,45 @@ def test_what_cannot_be_had_is_one_line_before_any_weight(
     assert len(err.strip().splitlines()) == 1, err
     assert time.monotonic() - started < 60
     assert not list(tmp_path.iterdir())
+
+
+def hub_folder(job: Job) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in job.source.iterdir()}
+
+
+def test_a_model_of_the_hub_is_looked_at_before_its_weights_are_fetched_and_kept_at_its_commit(
+    job: Job, tmp_path: Path
+) -> None:
+    """A hub on loopback, a model that only a token may read; the token goes nowhere before it is needed."""
+    secret = tmp_path / "token"
+    secret.write_text("hf_reader\n")
+    with hub.serve() as served:
+        served.cdn = served.cdn.replace("127.0.0.1", "localhost")  # this client tells another host by its name
+        served.valid = {"hf_reader"}
+        served.repos["owner/model"] = hub.Repo(hub_folder(job), gated="auto", readers=("hf_reader",))
+        away = {"HF_ENDPOINT": served.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
+        source = {"model": "owner/model"}
+        code, _, err = job.run(tmp_path / "m", env=away, source=source)
+        assert code == 1
+        assert "accepted its licence on its page: accept it, then write a token to " in err
+        assert len(err.strip().splitlines()) == 1, err
+        away["HF_TOKEN_FILE"] = str(secret)
+        code, _, err = job.run(tmp_path / "m", env=away, source=source, weights={"group_size": 128})
+        assert code == 1
+        assert "does not divide hidden_size 576" in err
+        assert not [seen for seen in served.gets() if "safetensors" in seen.path]
+        code, out, err = job.run(tmp_path / "m", env=away, source=source)
+        assert code == 0, out + err
+        assert "hf_reader" not in out + err
+        made = manifest.read(job.artifact(tmp_path / "m"))
+        assert (made.source.model, made.source.revision) == ("owner/model", hub.COMMIT)
+        assert "model-00001-of-00003.safetensors" in made.source.files
+        asked = len(served.gets())
+        code, out, err = job.run(tmp_path / "m", env=away, source=source)
+        assert code == 0, out + err
+        assert "is there already" in out
+        assert len(served.gets()) == asked
+    assert {seen.authorization for seen in served.seen} == {None, "Bearer hf_reader"}
 
 
 def test_too_little_text_is_told_before_weights(job: Job, tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from datasets import Dataset
 from llmcompressor import oneshot
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from llmcompressor.modifiers.transform.awq import AWQModifier
-from loguru import logger
+from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from scripts.quantization.producers import Work
@@ -20,7 +19,6 @@ from scripts.quantization.source import read_json
 
 def produce(work: Work, progress: Progress) -> dict[str, Any]:
     """`scripts.quantization.producers.Producer`. Its own searches choose scales only: it has no clip search."""
-    logger.remove()
     torch.manual_seed(work.config.calibration.seed)
     with progress.stage("load"):
         model = AutoModelForCausalLM.from_pretrained(
@@ -41,12 +39,11 @@ def produce(work: Work, progress: Progress) -> dict[str, Any]:
     with progress.stage("quantize"):
         oneshot(
             model=model,
-            dataset=Dataset.from_dict({"input_ids": [list(block) for block in work.blocks]}),
+            dataset=_loader(work),
+            processor=object(),  # asked for in vain: the blocks are tokens already
             recipe=recipe,
             num_calibration_samples=len(work.blocks),
             max_seq_length=len(work.blocks[0]),
-            batch_size=min(work.config.memory.parallel_blocks, len(work.blocks)),
-            shuffle_calibration_samples=False,
             pipeline="sequential",
         )
     with progress.stage("save"):
@@ -54,6 +51,13 @@ def produce(work: Work, progress: Progress) -> dict[str, Any]:
     # Only the saved copy of the configuration has it.
     found: dict[str, Any] = read_json(work.out / "config.json").get("quantization_config", {})
     return found
+
+
+def _loader(work: Work) -> Any:
+    """Batches of whole blocks in their order."""
+    blocks = torch.tensor([list(block) for block in work.blocks])
+    batches = [{"input_ids": batch} for batch in blocks.split(work.config.memory.parallel_blocks)]
+    return DataLoader(batches, batch_size=None)
 
 
 def _awq(work: Work, progress: Progress) -> Any:
