@@ -60,7 +60,7 @@ lint: .venv/.installed ## ruff, mypy --strict, shellcheck, yamllint
 	.venv/bin/yamllint -s configs
 	git ls-files '*.sh' .ci/run | xargs .venv/bin/shellcheck
 
-test: test-unit test-wire test-engine-args test-engine ## all tests: pure rooms, real sockets, real engine
+test: test-unit test-rules test-wire test-engine-args test-engine ## all tests: pure rooms, rules, real sockets, real engine
 
 test-unit: .venv/.installed ## the pure rooms
 	@scripts/stage.sh unit $(PY) -m pytest tests/unit $(ARGS)
@@ -142,7 +142,7 @@ rules: .venv/.installed ## configs/prometheus/rules and the tables of docs/metri
 	@$(PY) -m scripts.rules $(ARGS)
 
 test-rules: .venv/.installed ## promtool's tests of every rule and alert
-	@$(PY) -m pytest -q tests/unit/test_rules.py tests/unit/test_rules_promtool.py $(ARGS)
+	@scripts/stage.sh rules $(PY) -m pytest tests/promtool $(ARGS)
 
 mutate-rules: .venv/.installed ## make every rule wrong in every small way: do the tests notice? ARGS='--component gpu'
 	@$(PY) -m scripts.rules.mutate $(ARGS)

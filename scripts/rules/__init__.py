@@ -30,8 +30,8 @@ class Record:
 class Alert:
     """An alert. critical wakes somebody, warning becomes a ticket, none is for machines.
 
-    expr: as a Record's; @60s@ is a time that shrinks with the windows. `hold`: how long it has to be true. The
-    description says what to do; the runbook of the same name says it in full.
+    expr: as a Record's. hold: how long it has to be true. The description says what to do; the runbook of the same name
+    says it in full.
     """
 
     name: str

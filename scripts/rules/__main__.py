@@ -2,8 +2,8 @@
 
     python -m scripts.rules [--check] [--out DIR [--window-scale 0.05] [--scrape-interval 1s]]
 
---window-scale is for runs that can't wait half an hour for an alert: every range, every `for` and every time that
-an expression compares with is multiplied by it. A range still spans four scrapes, and a `for` lasts one; the
+--window-scale is for runs that can't wait half an hour for an alert: every range and every `for` is multiplied
+by it. A range still spans four scrapes, and a `for` lasts one; the
 scrape interval is prometheus.yml's unless --scrape-interval says another. The recorded names stay as they are.
 --out writes the rule files there and nothing else. Exit codes: 0 done, 1 --check found something stale or
 slo.yaml can't be used, 2 wrong usage.

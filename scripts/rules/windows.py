@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
 _RANGE = re.compile(r"\[(\d+[dhms])\]")
-_TIME = re.compile(r"@(\d+)s@")
 RANGE_SAMPLES = 4  # a rate needs two, and the counter of a busy moment may lack one
 
 
@@ -32,9 +31,8 @@ class Windows:
     scrape_ms: int = 5000
 
     def expr(self, promql: str) -> str:
-        """Ranges `[5m]` and times `@60s@` (which become seconds) of an expression."""
-        promql = _RANGE.sub(lambda found: f"[{self.range(found[1])}]", promql)
-        return _TIME.sub(lambda found: f"{self._scaled(f'{found[1]}s', 0) / 1000:g}", promql)
+        """An expression with its ranges scaled."""
+        return _RANGE.sub(lambda found: f"[{self.range(found[1])}]", promql)
 
     def range(self, duration: str) -> str:
         return text(self._scaled(duration, RANGE_SAMPLES * self.scrape_ms))

@@ -121,11 +121,6 @@ def test_windows_scale_exactly_and_stop_at_the_scrapes(
     assert windows.hold(duration) == hold
 
 
-def test_a_time_in_an_expression_scales_as_well() -> None:
-    assert Windows(0.05, 1000).expr("a > @60s@ and rate(b[5m]) > 60") == "a > 3 and rate(b[15s]) > 60"
-    assert Windows().expr("a > @60s@") == "a > 60"
-
-
 def test_every_duration_of_every_rule_is_scaled_and_nothing_else_changes(tmp_path: Path) -> None:
     assert __main__.main(["--out", str(tmp_path), "--window-scale", "0.1", "--scrape-interval", "1s"]) == 0
     for component in ALL:
@@ -134,8 +129,7 @@ def test_every_duration_of_every_rule_is_scaled_and_nothing_else_changes(tmp_pat
         found = re.compile(r"(?:\[|for: )(\d+(?:ms|[smhd]))\b")
         before, after = found.findall(full), found.findall(short)
         assert [text(max(milliseconds(one) // 10, 1000)) for one in before] == after
-        times = r"(stalled_seconds[^\n]*> )\d+"
-        assert re.sub(times, r"\1", found.sub("", full)) == re.sub(times, r"\1", found.sub("", short))
+        assert found.sub("", full) == found.sub("", short)
 
 
 def test_the_committed_rules_cannot_be_written_with_short_windows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,13 +20,17 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "EngineHung",
         """
-max by (replica) (gateway_replica_stalled_seconds) > @60s@
+max by (replica) (
+  gateway_replica_stalled_seconds >= on (instance) group_left () gateway_setting{name="stall_s"}
+)
 or
 (
   sum by (instance, model_name) (min_over_time(vllm:num_requests_running[2m])) > 0
   and
   sum by (instance, model_name) (increase(vllm:prompt_tokens_total[2m]))
     + sum by (instance, model_name) (increase(vllm:generation_tokens_total[2m])) == 0
+  unless on ()
+  up{job="gateway"} == 1
 )""",
         "critical",
         "Engine {{ or $labels.replica $labels.instance }} has work and computes nothing",
@@ -34,7 +38,7 @@ or
         "this alert means that it did not, or that it happens again: `docker compose restart engine`, and keep the log "
         "first (`docker compose logs engine`).",
         "1m",
-        "Two witnesses: the gateway's watch, and the engine's own counters should the gateway be away.",
+        "Two witnesses: the gateway's watch, by its own stall_s; and the engine's counters while no gateway watches.",
     ),
     Alert(
         "EngineCrashLoop",

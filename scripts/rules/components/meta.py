@@ -22,6 +22,7 @@ ALWAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("gateway", ("gateway_replica_ready",)),
     ("gateway", ("gateway_replica_stalled_seconds",)),
+    ("gateway", ("gateway_setting",)),
     ("gateway", ("gateway_queue_seconds_count",)),
     ("gateway", ("gateway_inter_token_latency_seconds_bucket",)),
     ("gateway", ("gateway_microbatch_prompts_count",)),
