@@ -72,7 +72,7 @@ avg by (model_name) (vllm:gpu_prefix_cache_hit_rate >= 0)
         _PER_MODEL,
         "Absent while idle, and where the cache is off. A restart that outran the old counters gives more than 1, "
         "which is no ratio: absent as well. Version 0.6 exports a mean over its whole life instead of counters; -1 "
-        "there means off.",
+        "there means off. The V0 engine of 0.8 exports neither.",
     ),
     Record(
         "vllm:gpu_cache_usage_ratio",
