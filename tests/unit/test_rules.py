@@ -206,3 +206,14 @@ def test_no_alert_tells_to_shrink_the_pool_for_pressure() -> None:
     for name, alert in ALERTS.items():
         if "ower gpu-memory-utilization" in alert.description:
             assert name in ("EngineCrashLoop", "GpuMemoryFull"), name
+
+
+def test_shares_are_compared_with_shares() -> None:
+    """0 to 1: a limit of 85 would never be reached."""
+    compared = [
+        (rule.name, float(limit))
+        for rule in RULES
+        for limit in re.findall(r"(?:ratio\w*(?:\{[^}]*\})?|_perc)\s*[<>]=?\s*([\d.]+)", RENDERER.expr(rule))
+    ]
+    assert len(compared) > 10
+    assert [one for one in compared if not 0 <= one[1] <= 1] == []

@@ -31,7 +31,7 @@ sum by (instance, engine, model_name) (
         "Prompt tokens a second that were looked up in the prefix cache.",
         "tokens/s (blocks/s on 0.7 and 0.8)",
         _PER_ENGINE,
-        "A preempted request is looked up again when it resumes.",
+        "0.32 does not count a preempted request again when it resumes.",
     ),
     Record(
         "engine:prefix_cache_hits:rate5m",
