@@ -56,8 +56,8 @@ check: lint test ## everything a commit must pass
 
 lint: .venv/.installed ## ruff, mypy --strict, shellcheck, yamllint
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
-	.venv/bin/mypy
-	.venv/bin/yamllint -s configs
+	.venv/bin/mypy && .venv/bin/mypy docker/engine && .venv/bin/mypy tests/stack
+	.venv/bin/yamllint -s compose.yaml configs
 	git ls-files '*.sh' .ci/run | xargs .venv/bin/shellcheck
 
 test: test-unit test-rules test-wire test-engine-args test-engine ## all tests: pure rooms, rules, real sockets, real engine
@@ -119,6 +119,10 @@ bench-ladder: .venv/.installed ## the guide's headline, climbed step by step on 
 
 tune: .venv/.installed ## the flags and limits that serve the most within the SLO: PROFILE=llama3-8b-awq.rtx4090 ARGS='--model DIR --image IMAGE'
 	@$(PY) -m scripts.tune '$(PROFILE)' $(ARGS)
+
+.PHONY: test-tune
+test-tune: model ## make tune on the real engine: beats a bad profile, keeps a good one (ARGS='-m ci': the short part)
+	@scripts/stage.sh tune $(PY) -m pytest tests/tune $(ARGS)
 
 bench-compare: .venv/.installed ## two runs side by side: A=results/bench/one B=results/bench/other
 	@$(PY) -m scripts.bench.compare '$(A)' '$(B)' $(ARGS)

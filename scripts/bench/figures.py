@@ -62,6 +62,7 @@ def _row(repeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "requests_per_s": spread([repeat["requests_per_s"] for repeat in repeats]),
         "generation_tokens_per_s": spread([repeat["generation_tokens_per_s"] for repeat in repeats]),
+        "others": max(repeat.get("others", 0) for repeat in repeats),
         "failed": sum(repeat["requests"] - repeat["completed"] for repeat in repeats),
         "errors": sorted({error for repeat in repeats for error in repeat["errors"]}),
         **{f"{f}_ms_p{q}": quantile(f"{f}_ms", q) for f in ("ttft", "itl", "e2e") for q in ("50", "99")},

@@ -58,6 +58,7 @@ def markdown(plan: Plan, summary: Mapping[str, Any]) -> str:
     if summary["ladder"]:
         lines += ["", f"| {' | '.join(_LADDER)} |", "|---|---|---|---|---|"]
         lines += [f"| {' | '.join(cells)} |" for cells in _ladder(summary)]
+    lines += [line for name, row in summary["rows"].items() if (line := _disturbed(name, row))]
     if summary["failures"]:
         lines += ["", "Not measured:", ""]
         lines += [f"- {name}: {reason}" for name, reason in summary["failures"].items()]
@@ -174,6 +175,12 @@ def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _disturbed(name: str, row: Mapping[str, Any]) -> str:
+    if not row["others"]:
+        return ""
+    return f"\n{name} was measured beside {row['others']} requests of somebody else: not a figure of an idle engine."
 
 
 def _facts(summary: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 import time
@@ -21,11 +22,11 @@ from typing import Any
 import httpx
 import yaml
 
-from scripts.bench import drive, engine, workloads
+from scripts.bench import drive, engine, watch, workloads
 from scripts.bench.plan import Boot, Plan, PlanError, Row
-from scripts.bench.watch import Watch
 
 START_S = 1800
+IDLE_S = 30  # for what an earlier measurement, or an interrupted one, left running
 PROFILES = engine.ROOT / "configs" / "engine"
 
 
@@ -126,24 +127,33 @@ def _target(run: Run, boot: Boot) -> Any:
 
 
 def _one(run: Run, boot: Boot, row: Row, repeat: int, target: engine.Target, tokenizer: str) -> dict[str, Any]:
-    # A seed of its own for every repeat: what an earlier one left in the prefix cache must not help.
-    seed = f"{run.plan.seed} {boot.name} {row.name} {repeat}"
+    seed, nonce = f"{run.plan.seed} {row.name} {repeat}", secrets.token_hex(8)
     requests = workloads.requests(
         row.workload,
         row.requests,
         seed=seed,
+        nonce=nonce,
         max_model_len=target.max_model_len,
         answer_tokens=row.answer_tokens,
         texts=run.texts,
     )
-    with Watch(target.engine) as watch:
+    others = watch.until_idle(target.engine, IDLE_S)
+    with watch.Watch(target.engine) as looking:
         try:
             figures = drive.measure(
                 row, requests, target, python=run.launcher.python, tokenizer=tokenizer, folder=run.folder / "work"
             )
         except drive.DriveError as error:
             figures = {"failed": str(error)}
-    result = {**row.model_dump(), "boot": boot.name, "repeat": repeat, **figures, "engine": watch.report()}
+    result = {
+        **row.model_dump(),
+        "boot": boot.name,
+        "repeat": repeat,
+        **figures,
+        "engine": looking.report(),
+        "nonce": nonce,
+        "others": others,
+    }
     if "failed" in figures:
         # A server that is gone fails the boot, and the rest of its rows with it.
         httpx.get(f"{target.engine}/health", timeout=10).raise_for_status()

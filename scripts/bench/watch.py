@@ -47,6 +47,17 @@ def pick(samples: Mapping[str, float], names: Mapping[str, tuple[str, ...]]) -> 
     return {ours: samples[name] for ours, spellings in names.items() for name in reversed(spellings) if name in samples}
 
 
+def until_idle(engine: str, limit_s: float) -> int:
+    """Requests of others that the engine still works on after `limit_s`: 0 once it is idle. Raises httpx's errors."""
+    until = time.monotonic() + limit_s
+    while True:
+        found = pick(sums(httpx.get(f"{engine}/metrics", timeout=30).raise_for_status().text), GAUGES)
+        busy = int(found.get("running", 0) + found.get("waiting", 0))
+        if not busy or time.monotonic() > until:
+            return busy
+        time.sleep(0.2)
+
+
 @dataclass
 class Watch:
     """Use as a context manager around a measurement; `report` afterwards."""

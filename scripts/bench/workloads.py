@@ -43,40 +43,42 @@ def requests(
     count: int,
     *,
     seed: str,
+    nonce: str = "",
     max_model_len: int,
     answer_tokens: int | None = None,
     texts: Sequence[Request] = (),
 ) -> list[Request]:
-    """`count` requests that fit `max_model_len` (tokens). The same seed gives the same ones.
+    """`count` requests that fit `max_model_len` (tokens). The same seed gives the same lengths, with the same nonce the
+    same words, too: what was sent before must not be sent again, or the prefix cache answers.
 
     `texts` stand in for the chats' generated words, repeated where there are too few; the words in front keep each one
     new to the prefix cache.
     """
-    dice = random.Random(f"{workload} {seed}")
-    prefixes = [_words(dice, min(PREFIX_TOKENS, max_model_len // 2)) for _ in range(SPECIMEN_GROUPS)]
+    dice, words = random.Random(f"{workload} {seed}"), random.Random(f"{workload} {seed} {nonce}")
+    prefixes = [_words(words, min(PREFIX_TOKENS, max_model_len // 2)) for _ in range(SPECIMEN_GROUPS)]
     made = []
     for number in range(count):
         kind = workload
         if workload == "mixed":
             kind = dice.choices(("chat", "prefix", "long"), (7, 2, 1))[0]
         if kind == "short":
-            prompt, answer = _words(dice, dice.randint(*SHORT_PROMPT)), SHORT_ANSWER
+            prompt, answer = _words(words, dice.randint(*SHORT_PROMPT)), SHORT_ANSWER
         elif kind == "prefix":
-            prompt, answer = f"{dice.choice(prefixes)} {_words(dice, 64)}", 64
+            prompt, answer = f"{dice.choice(prefixes)} {_words(words, 64)}", 64
         elif kind == "long":
-            prompt, answer = _words(dice, int(max_model_len * LONG_SHARE)), LONG_ANSWER
+            prompt, answer = _words(words, int(max_model_len * LONG_SHARE)), LONG_ANSWER
         elif texts:
             text = texts[number % len(texts)]
-            prompt, answer = f"{_words(dice, 4)} {text.prompt}", text.output_tokens
+            prompt, answer = f"{_words(words, 4)} {text.prompt}", text.output_tokens
         else:
             tokens, answer = dice.choice(chat_lengths())
-            prompt = _words(dice, tokens)
+            prompt = _words(words, tokens)
         made.append(Request(prompt, min(answer_tokens or answer, max_model_len // 4)))
     return made
 
 
-def _words(dice: random.Random, tokens: int) -> str:
-    return " ".join(dice.choices(WORDS, k=tokens))
+def _words(words: random.Random, tokens: int) -> str:
+    return " ".join(words.choices(WORDS, k=tokens))
 
 
 def read_texts(path: Path) -> list[Request]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +38,7 @@ class Probe:
     setup: Setup
     target: engine.Target
     levels: dict[int, tuple[bool, float]] = field(default_factory=dict)
-    _number: int = 0
+    _repeats: collections.Counter[tuple[str, int | None]] = field(default_factory=collections.Counter)
 
     def prefill_tokens_per_s(self) -> float:
         """Prompt tokens a second while nothing but prompts is computed."""
@@ -77,12 +79,14 @@ class Probe:
 
     def drive(self, row: Row, target: engine.Target) -> dict[str, Any]:
         """Figures of a row as scripts.bench.drive gives them, with prompts not sent before."""
-        self._number += 1
-        seed = f"{self.setup.folder.name} {target.engine} {self._number}"
+        self._repeats[row.name, row.in_flight] += 1
+        # The same lengths in every trial, or chance would choose; words that no trial sent before.
+        seed = f"{row.name} {row.in_flight} {self._repeats[row.name, row.in_flight]}"
         requests = workloads.requests(
             row.workload,
             row.requests,
             seed=seed,
+            nonce=secrets.token_hex(8),
             max_model_len=target.max_model_len,
             answer_tokens=row.answer_tokens,
         )

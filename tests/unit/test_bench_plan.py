@@ -82,6 +82,15 @@ def test_the_same_seed_gives_the_same_requests_and_another_none_of_them() -> Non
     assert not {request.prompt for request in first} & {request.prompt for request in other}
 
 
+def test_another_nonce_gives_the_same_lengths_in_other_words() -> None:
+    first = workloads.requests("mixed", 50, seed="1", nonce="a", max_model_len=4096)
+    again = workloads.requests("mixed", 50, seed="1", nonce="b", max_model_len=4096)
+    assert [(len(r.prompt.split()), r.output_tokens) for r in first] == [
+        (len(r.prompt.split()), r.output_tokens) for r in again
+    ]
+    assert not {request.prompt for request in first} & {request.prompt for request in again}
+
+
 @pytest.mark.parametrize("workload", ["chat", "short", "long", "mixed"])
 def test_no_two_prompts_begin_alike_unless_they_should(workload: Any) -> None:
     made = workloads.requests(workload, 200, seed="s", max_model_len=8192)
@@ -167,6 +176,11 @@ def test_the_reports_hold_rows_ratios_errors_and_pictures(chosen: plan.Plan) -> 
     assert "<memory>" not in page
     assert page.count("data:image/png;base64,") == 4
     assert "http" not in page.replace("http-equiv", "")  # self-contained
+
+
+def test_a_measurement_beside_others_is_called_one(chosen: plan.Plan) -> None:
+    summary = summary_of(chosen, {"a/x": [result(10, others=3)]})
+    assert "a/x was measured beside 3 requests of somebody else" in report.markdown(chosen, summary)
 
 
 def test_a_comparison_tells_change_from_spread_and_what_else_differs(chosen: plan.Plan, tmp_path: Path) -> None:
