@@ -63,7 +63,7 @@ lint: .venv/.installed ## ruff, mypy --strict, shellcheck, yamllint
 test: test-unit test-rules test-wire test-engine-args test-engine ## all tests: pure rooms, rules, real sockets, real engine
 
 test-unit: .venv/.installed ## the pure rooms
-	@scripts/stage.sh unit $(PY) -m pytest tests/unit $(ARGS)
+	@scripts/stage.sh unit $(PY) -m pytest tests/unit -n 2 --dist loadfile $(ARGS)
 
 test-wire: .venv/.installed ## the gateway over real sockets against the scripted engine
 	@scripts/stage.sh wire $(PY) -m pytest tests/wire $(ARGS)
