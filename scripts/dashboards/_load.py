@@ -74,7 +74,7 @@ async def impatient(seat: Seat) -> None:
 
 
 async def floods(seat: Seat) -> None:
-    """Now and then more than fits, asked for by max_tokens; every third time it is needed, too, and some come too late."""
+    """Now and then more than fits, asked for by max_tokens; every third time it is needed, too."""
     for number in itertools.count(1):
         await asyncio.sleep(30)
         ends = {} if number % 3 == 0 else {"stop": ["."]}

@@ -29,7 +29,7 @@ import httpx
 
 from scripts import _ports, _prometheus
 from scripts._children import Terminated, raise_on_termination
-from scripts.dashboards import _stage
+from scripts.dashboards import _runbooks, _stage
 from scripts.dashboards.__main__ import FOLDER
 from scripts.dashboards._board import BOARDS
 
@@ -140,7 +140,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--prometheus", help="address of a running one, e.g. http://127.0.0.1:9090")
     parser.add_argument("--out", type=Path, default=Path("results/dashboards"), help="folder (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=5, help="how far back (default %(default)s)")
-    parser.add_argument("--boards", default=",".join(BOARDS), help="uids, comma-separated (default all)")
+    parser.add_argument(
+        "--boards", default=",".join(BOARDS), help="uids, comma-separated (default: all but the runbooks)"
+    )
     parser.add_argument("--note", default="", help="a line under each title, with --prometheus")
     parser.add_argument("--json", action="store_true", help="print what became of every panel")
     kept = parser.add_mutually_exclusive_group()
@@ -148,8 +150,9 @@ def main(argv: list[str] | None = None) -> int:
     kept.add_argument("--replay", type=Path, help="draw the data an earlier --keep left")
     args = parser.parse_args(argv)
     uids = args.boards.split(",")
-    if unknown := set(uids) - set(BOARDS):
-        parser.error(f"no such dashboard: {', '.join(sorted(unknown))}; there are {', '.join(BOARDS)}")
+    there = (*BOARDS, _runbooks.UID)
+    if unknown := set(uids) - set(there):
+        parser.error(f"no such dashboard: {', '.join(sorted(unknown))}; there are {', '.join(there)}")
     try:
         drawn = draw(args, tools(), uids)
     except (PreviewError, _stage.StageError) as error:

@@ -20,6 +20,7 @@ from scripts.dashboards import __main__ as dashboards
 from scripts.dashboards import _recorded, _runbooks, _slo, overview, preview
 from scripts.dashboards._board import BOARDS
 from scripts.dashboards._sdk import JSONEncoder, dashboard, register_default_plugins
+from scripts.rules import components as rules
 
 FILES = sorted(dashboards.FOLDER.glob("*.json"))
 SHIPPED: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}
@@ -305,7 +306,7 @@ def test_the_advice_panel_has_words_for_every_kind_that_asks_for_a_change() -> N
 def test_a_runbook_becomes_a_panel_and_its_links_stay_inside_grafana(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("An index.")
     (tmp_path / "EngineHung.md").write_text(
-        "Or [absent](EngineAbsent.md)? See [verify](../verify.md), [why](https://a.b/c)."
+        "# EngineHung\n\nOr [absent](EngineAbsent.md)? See [verify](../verify.md), [why](https://a.b/c)."
     )
     (tmp_path / "EngineAbsent.md").write_text("Gone.")
     board = json.loads(_runbooks.board(tmp_path).to_json())
@@ -327,3 +328,17 @@ def test_a_prometheus_that_does_not_answer_is_one_line(
     told = capsys.readouterr().err
     assert told.startswith(f"preview: no Prometheus answers at {url}: ")
     assert told.count("\n") == 1
+
+
+def test_links_to_runbooks_lead_to_panels_whose_files_exist() -> None:
+    ids = {f"/d/{_runbooks.UID}?viewPanel={panel['id']}": panel["title"] for panel in panels(SHIPPED[_runbooks.UID])}
+    used = {link["url"] for board in SHIPPED.values() for panel in panels(board) for link in panel.get("links", ())}
+    assert len(used) >= 8
+    assert not [url for url in used if url not in ids]
+    assert all((_runbooks.FOLDER / f"{ids[url]}.md").is_file() for url in used)
+
+
+def test_a_panels_runbook_is_that_of_an_alert_that_exists() -> None:
+    alerts = {alert.name for component in rules.ALL for alert in component.alerts}
+    used = {link["url"] for board in SHIPPED.values() for panel in panels(board) for link in panel.get("links", ())}
+    assert used <= {_runbooks.link(name) for name in alerts}
