@@ -73,12 +73,12 @@ def test_a_job_that_fails_is_named_with_its_reason_and_no_engine_starts(stack: S
     assert containers(stack) == []
 
 
-def test_compose_itself_starts_no_engine_after_a_failed_job(stack: Stack) -> None:
-    """Without `make`: the order is in compose.yaml, and the gateway answers at once, with the reason for its 503."""
+def test_compose_alone_keeps_the_order_and_only_warns_of_a_failed_job(stack: Stack) -> None:
+    """Without `make`: a dependency that need not be there does not have to succeed either. The gateway answers at once."""
     environment = {"COMPOSE_PROFILES": "cpu,quantize-cpu", "QUANTIZE": "broken", "QUANTIZE_USER": "10004:10004"}
     up = stack.run("docker", "compose", "up", "--detach", "--no-build", **environment)
-    assert up.returncode != 0
-    assert f'service "{JOB}" didn\'t complete successfully: exit 1' in up.stderr
-    assert stack.compose("ps", "--quiet", "--status", "running", "engine-cpu").stdout == ""
-    assert stack.http.get(f"{stack.url}/healthz").status_code == 200
-    assert stack.http.get(f"{stack.url}/readyz").status_code == 503
+    assert up.returncode == 0, up.stderr
+    assert f'optional dependency \\"{JOB}\\" didn\'t complete successfully: exit 1' in up.stderr
+    job, engine, gateway = (stack.inspect(name)["State"] for name in (JOB, "engine-cpu", "gateway"))
+    assert gateway["StartedAt"] < engine["StartedAt"]
+    assert job["FinishedAt"] < engine["StartedAt"]
