@@ -74,7 +74,7 @@ def test_a_job_that_fails_is_named_with_its_reason_and_no_engine_starts(stack: S
 
 
 def test_compose_alone_keeps_the_order_and_only_warns_of_a_failed_job(stack: Stack) -> None:
-    """Without `make`: a dependency that need not be there does not have to succeed either. The gateway answers at once."""
+    """Without `make`: a dependency that need not be there need not succeed either. The gateway answers at once."""
     environment = {"COMPOSE_PROFILES": "cpu,quantize-cpu", "QUANTIZE": "broken", "QUANTIZE_USER": "10004:10004"}
     up = stack.run("docker", "compose", "up", "--detach", "--no-build", **environment)
     assert up.returncode == 0, up.stderr
