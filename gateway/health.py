@@ -47,6 +47,8 @@ class Health:
                     "models": replica.models,
                     "capacity_tokens": replica.capacity_tokens,
                     "calls": replica.in_flight,
+                    "listed": replica.listed,
+                    "circuit": self._replicas.circuit(replica),
                 }
                 for replica in self._replicas.all
             ],

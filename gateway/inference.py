@@ -15,15 +15,13 @@ Nothing calls back upwards; failures rise as GatewayError to the edge.
 
 import asyncio
 import functools
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import orjson
-
 from gateway.admission import Admission
 from gateway.batching import MicroBatcher, Target
+from gateway.calls import Begun, Call, Issued, works
 from gateway.client import BodyRoom, ClientSink, ClientWatch, Receive, Scope, Send, Sink, read_body, request_timeout_s
 from gateway.coalescing import Coalescer, deterministic
 from gateway.errors import (
@@ -42,14 +40,15 @@ from gateway.prefixes import Look, Prefixes, outcomes
 from gateway.protocol import HOT_ROUTES, Envelope, Kind, carries_grammar, parse, unknown_model, with_fields
 from gateway.relay import StreamRelay, read_whole
 from gateway.replicas import Replica, Replicas
-from gateway.routing import choose
+from gateway.routing import affinity, choose
 from gateway.settings import Settings
 from gateway.upstream import Answer, Upstream
 
 # Dialects whose streams report usage only when asked; the others always do.
 _USAGE_ON_REQUEST = (Kind.CHAT, Kind.COMPLETIONS)
-# The leading part of a prompt that decides which replica it prefers: long enough to tell system prompts apart.
-AFFINITY_CHARS = 1024
+# How a stream fails where its engine is to blame (relay.py names them).
+_ENGINES_FAULTS = {"broken_stream", "timeout_in_stream", "engine_error_event"}
+_MERGED = 0  # merged calls count as one request: a bad one among them is always another call's company
 
 
 class Inference:
@@ -72,7 +71,7 @@ class Inference:
         self._clock = clock
         self._room = BodyRoom(settings.limits.max_arriving_bytes)
         self.estimator = TokenEstimator()
-        self._issued = _Issued()
+        self._issued = Issued()
         self.prefixes = Prefixes()
         metrics.prefix_entries.set_function(lambda: len(self.prefixes))
         self._prefix_tokens = functools.lru_cache(4096)(metrics.prefix_tokens.labels)
@@ -165,14 +164,15 @@ class Inference:
                 epoch = (replica.url, replica.starts)
                 looks = self.prefixes.look(envelope.document, exchange.owner.group, epoch, self._clock())
             exchange.replica = replica.url
+            trial = replica.breaker.begin()
             try:
-                alone = not replica.in_flight or exchange.owner.prompt_tokens_details
+                alone = trial or not replica.in_flight or exchange.owner.prompt_tokens_details
                 if not alone and mergeable(envelope, self._settings.batching):
                     reply = await self.batcher.submit(replica, envelope, exchange.upstream_id, tokens, added)
                     if reply is not None:
                         await self._deliver(exchange, reply, sink)
                         break
-                await self._ask_alone(exchange, envelope, replica, added, sink, limit)
+                await self._ask_alone(exchange, envelope, replica, trial, added, sink, limit)
                 break
             except UpstreamUnreachableError:
                 # It has seen nothing of the request, so the next one may: the only case of a retry.
@@ -180,6 +180,8 @@ class Inference:
                 self._metrics.failures.labels("unreachable").inc()
                 self._metrics.retries.inc()
                 tried.add(replica.url)
+            finally:
+                replica.breaker.end(trial)
         if exchange.prompt_tokens:
             cached = (
                 exchange.cached_tokens if envelope.size.prompts == 1 else None
@@ -191,10 +193,8 @@ class Inference:
     async def _route(self, envelope: Envelope, tried: set[str]) -> Replica:
         model = self._served_model(envelope)
         while True:
-            ready = [replica for replica in self._replicas.ready(model) if replica.url not in tried]
-            if len(ready) == 1:
-                return ready[0]
-            chosen = choose([replica.candidate() for replica in ready], _affinity(envelope))
+            ready = self._replicas.choices(model, tried)
+            chosen = choose(ready, affinity(envelope.document) if len(ready) > 1 else None)
             if chosen is not None:
                 return ready[chosen]
             tried.clear()  # all of them refused: whoever is back by then may be asked again
@@ -208,6 +208,7 @@ class Inference:
         exchange: Exchange,
         envelope: Envelope,
         replica: Replica,
+        trial: bool,
         added: dict[str, Any],
         sink: Sink,
         limit: asyncio.Timeout,
@@ -219,20 +220,27 @@ class Inference:
             added = {**added, "stream_options": options}
         body = with_fields(envelope, added)
         timeouts = self._settings.timeouts
-        with self._calling(replica):
+        with self._calling(replica, envelope.body, trial) as call:
             answer = await self._first_byte(replica.url + envelope.kind.value, body, exchange, envelope.stream)
+            call.status = answer.status
             try:
                 if answer.status == 200 and answer.content_type.startswith("text/event-stream"):
                     deadline = limit.when()
                     limit.reschedule(None)  # from here on a missed deadline is an event, which only the relay can send
-                    relay = StreamRelay(envelope.kind, answer, sink, exchange, timeouts, self._metrics, self._clock)
+                    seen = Begun(sink, lambda: self._begun(replica, exchange)) if trial else sink
+                    relay = StreamRelay(envelope.kind, answer, seen, exchange, timeouts, self._metrics, self._clock)
                     await relay.run(deadline, hide_usage=hide_usage)
+                    call.works = None if exchange.failure else True
+                    if exchange.failure in _ENGINES_FAULTS:
+                        call.works = False
                     return
                 reply = await read_whole(answer, envelope.kind)
                 self._issued.require_own(reply, exchange.upstream_id)
+                bad_grammar = reply.status == 500 and carries_grammar(envelope)
+                call.works = None if bad_grammar else works(reply.status)
             finally:
                 answer.close()
-        if reply.status == 500 and carries_grammar(envelope):
+        if bad_grammar:
             # vLLM 0.32 answers 500 to a grammar that does not compile, and SDKs repeat a 500. It is the client's.
             raise BadRequestError(
                 "the engine failed on this request's grammar; most likely it does not compile",
@@ -263,20 +271,40 @@ class Inference:
 
     async def _send_merged(self, target: Target, kind: Kind, body: bytes, upstream_id: str) -> Reply:
         assert isinstance(target, Replica)
-        with self._calling(target):
+        with self._calling(target, None) as call:
             headers = _headers(upstream_id)  # no trace context: the call belongs to several
             self._issued.note(upstream_id)
             answer: Answer = await self._upstream.post(target.url + kind.value, body, headers)
+            call.status = answer.status
             reply = await read_whole(answer, kind)
             self._issued.require_own(reply, upstream_id)
+            call.works = works(reply.status)
             return reply
 
+    def _begun(self, replica: Replica, exchange: Exchange) -> bool:
+        """Whether a trial's stream has brought a token, which is all that it was to show."""
+        if exchange.first_token_s is None:
+            return False
+        replica.breaker.works(self._clock(), trial=True)
+        return True
+
     @contextmanager
-    def _calling(self, replica: Replica) -> Iterator[None]:
+    def _calling(self, replica: Replica, body: bytes | None, trial: bool = False) -> Iterator[Call]:
+        """A call to an engine, from here on in flight; at its end the replica's breaker hears what came of it."""
         replica.in_flight += 1
+        call = Call()
         try:
-            yield
+            yield call
+        except UpstreamUnreachableError:
+            raise  # told by whoever tries another replica
+        except (UpstreamFailedError, UpstreamTimeoutError):
+            call.works = None if call.status is not None and 400 <= call.status < 500 else False
+            raise
         finally:
+            if call.works:
+                replica.breaker.works(self._clock(), trial)
+            elif call.works is False:
+                replica.breaker.failed(self._clock(), _MERGED if body is None else hash(body), trial)
             replica.in_flight -= 1
             if not replica.in_flight:
                 self.batcher.flush(replica)  # nobody waits while the replica has nothing of ours
@@ -294,39 +322,6 @@ class Inference:
         return fields
 
 
-class _Issued:
-    """Ids given to engines lately. vLLM builds an answer's id from its request's; one that carries another request's id
-    came over a connection that an engine or a proxy confused, and must reach nobody."""
-
-    KEPT = 4096
-    _ID = re.compile(rb'"id":\s?"(?:chatcmpl|cmpl|embd)-([A-Za-z0-9._-]+)"')
-
-    def __init__(self) -> None:
-        self._ids: dict[bytes, None] = {}
-
-    def note(self, upstream_id: str) -> None:
-        self._ids[upstream_id.encode()] = None
-        if len(self._ids) > self.KEPT:
-            del self._ids[next(iter(self._ids))]
-
-    def require_own(self, reply: Reply, upstream_id: str) -> None:
-        """Raises UpstreamFailedError for an answer to another request of ours."""
-        found = self._ID.search(reply.body, 0, 512)
-        if found is not None and found[1] != upstream_id.encode() and found[1] in self._ids:
-            raise UpstreamFailedError("the engine sent the answer to another request")
-
-
 def _headers(upstream_id: str, trace: Mapping[str, str] | None = None) -> dict[str, str]:
     """An allow-list by construction: of the client's own headers only a checked trace context goes on."""
     return {"X-Request-Id": upstream_id, **(trace or {})}
-
-
-def _affinity(envelope: Envelope) -> bytes:
-    """The leading part of what the model reads: equal for a conversation's turns, and for a shared system prompt."""
-    document: Mapping[str, Any] = envelope.document
-    for name in ("system", "instructions", "messages", "prompt", "input"):
-        value = document.get(name)
-        if value:
-            text = value.encode() if isinstance(value, str) else orjson.dumps(value)
-            return text[:AFFINITY_CHARS]
-    return b""

@@ -84,6 +84,12 @@ class Metrics:
         self.retries = counter("upstream_retries_total", "Calls sent again to an engine that had seen nothing of them.")
         self.upstream_calls = gauge("upstream_calls", "Calls to engines open now.", "replica")
         self.replica_ready = gauge("replica_ready", "1 while a replica takes requests.", "replica")
+        self.replica_circuit = gauge(
+            "replica_circuit", "0 closed; 1 half open, one request may try; 2 open, left out for a while.", "replica"
+        )
+        self.circuit_opened = counter(
+            "replica_circuit_opened_total", "Times that a replica was left out, by cause.", "replica", "cause"
+        )
         self.replica_stalled_seconds = gauge(
             "replica_stalled_seconds", "Time without forward progress though there was work.", "replica"
         )

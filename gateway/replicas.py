@@ -1,69 +1,26 @@
-"""The engines and what is known of each: state, models, capacity, progress, our requests in flight.
+"""All replicas: who is there, who serves what, who takes requests.
 
-A replica is in one state:
-
-- `down`: /health does not answer 200, or a connection was refused.
-- `warming`: /health answers, but no token has been generated for us yet (loading, compiling).
-- `ready`: it answered a one-token request, and has made progress since whenever it had work.
-- `hung`: it had work and made no progress for stall_s, whatever /health says. Ready again once it moves.
-- `draining`: it finishes what it has and gets nothing new.
-
-One monitor task a replica looks at it every interval; only that task and the few methods below change its state.
+Mutable: `all`, and what is derived from it for the request path (`_index`). Replicas come and go by `list_urls`; their
+state changes by their monitors (monitor.py) and by the few methods here. One event loop, so no locks.
 """
 
 import asyncio
-import enum
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import random
+from collections.abc import Callable, Collection, Iterable
 
-import httpx
-import orjson
-
-from gateway.engine_metrics import EngineFigures, read_engine_metrics
+from gateway.breaker import CAUSES, Breaker, Circuit
 from gateway.metrics import Metrics
-from gateway.progress import ForwardProgress, Sample
-from gateway.routing import Candidate
+from gateway.monitor import Monitor, make_client
+from gateway.progress import ForwardProgress
+from gateway.replica import Replica, State
 from gateway.settings import Settings
+
+__all__ = ["Replica", "Replicas", "State"]
 
 logger = logging.getLogger(__name__)
 
-MODELS_LOOKS = 10  # looks between two readings of a ready engine's models: adapters come and go while it runs
-
-
-class State(enum.StrEnum):
-    DOWN = enum.auto()
-    WARMING = enum.auto()
-    READY = enum.auto()
-    HUNG = enum.auto()
-    DRAINING = enum.auto()
-
-
-@dataclass(slots=True, eq=False)
-class Replica:
-    """One addressable engine. The request path counts `in_flight` up and down; the rest is its monitor's."""
-
-    url: str
-    progress: ForwardProgress
-    state: State = State.DOWN
-    reason: str = "not looked at yet"
-    was_ready: bool = False
-    models: dict[str, int | None] = field(default_factory=dict)  # served model name -> max_model_len (tokens)
-    capacity_tokens: int | None = None
-    block_size: int | None = None  # tokens
-    starts: int = 0  # of the engine, as far as we saw: what it had cached before is gone
-    started_s: float | None = None
-    page: str = ""  # its last /metrics
-    in_flight: int = 0
-    missed_looks: int = 0  # in a row, by silence
-    looks: int = 0  # since its models were read
-    drain_requested: bool = False
-
-    def __repr__(self) -> str:
-        return f"<Replica {self.url} {self.state}, {self.in_flight} in-flight>"
-
-    def candidate(self) -> Candidate:
-        return Candidate(self.url, self.in_flight, float(self.capacity_tokens or 1))
+CIRCUITS = tuple(Circuit)  # their places are the values of gateway_replica_circuit
 
 
 class Replicas:
@@ -76,73 +33,85 @@ class Replicas:
         clock: Callable[[], float],
         api_key: str | None = None,
         on_change: Callable[[], None] = lambda: None,
+        dice: Callable[[], float] = random.random,
     ) -> None:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._dice = dice
+        self._api_key = api_key
         self._on_change = on_change
         self._changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self.all = [Replica(url, ForwardProgress(settings.timeouts.stall_s)) for url in settings.engines]
-        for replica in self.all:
-            self._export(replica)
-
-    def _export(self, replica: Replica) -> None:
-        labels = (replica.url,)
-        self._metrics.replica_ready.labels(*labels).set_function(lambda: float(replica.state is State.READY))
-        self._metrics.upstream_calls.labels(*labels).set_function(lambda: replica.in_flight)
-        self._metrics.replica_stalled_seconds.labels(*labels).set_function(
-            lambda: replica.progress.stalled_for_s(self._clock())
-        )
+        self._watches: dict[Replica, asyncio.Task[None]] = {}
+        self._running = False
+        self._models: dict[str, int | None] = {}
+        self._ready: tuple[Replica, ...] = ()
+        self._ready_for: dict[str, tuple[Replica, ...]] = {}
+        self.all: list[Replica] = []
+        for url in settings.static_engines:
+            self._join(url)
 
     def __repr__(self) -> str:
         return f"<Replicas {', '.join(f'{r.url} {r.state}' for r in self.all)}>"
 
     async def __aenter__(self) -> "Replicas":
-        self._client = httpx.AsyncClient(
-            headers=self._headers, timeout=self._settings.health.timeout_s, trust_env=False
-        )
-        self._tasks = [
-            asyncio.create_task(self._monitor(replica), name=f"monitor {replica.url}") for replica in self.all
-        ]
+        self._client = make_client(self._settings, self._api_key)
+        self._running = True
+        for replica in self.all:
+            self._watch(replica)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
+        self._running = False
+        tasks = list(self._watches.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
 
     # -- what the request path asks ------------------------------------------------------------------------------------
 
-    def ready(self, model: str | None = None) -> list[Replica]:
-        return [r for r in self.all if r.state is State.READY and (model is None or model in r.models)]
+    def ready(self, model: str | None = None) -> tuple[Replica, ...]:
+        """Those that take requests (of this model)."""
+        return self._ready if model is None else self._ready_for.get(model, ())
+
+    def choices(self, model: str, tried: Collection[str] = ()) -> list[Replica]:
+        """Those of this model to choose from: ready, not tried, circuit not open; where all are open, all of them,
+        because a replica that may fail is better than none."""
+        now = self._clock()
+        left = [replica for replica in self.ready(model) if replica.url not in tried]
+        return [replica for replica in left if replica.breaker.allows(now)] or left
 
     def knows(self, model: str) -> bool:
         """Whether some engine serves or served this model; an engine that restarts is expected back with it."""
-        return any(model in replica.models for replica in self.all)
+        return model in self._models
 
     @property
     def discovered(self) -> bool:
-        """Whether every engine has told its models at least once, so that an unknown name is really unknown."""
-        return all(replica.models for replica in self.all)
+        """Whether an unknown name is really unknown: every engine has told its models once, or had its time to."""
+        patient_until_s = self._clock() - self._settings.timeouts.reload_wait_s
+        silent = [replica for replica in self.all if not replica.models]
+        return bool(self._models) and all(replica.joined_s <= patient_until_s for replica in silent)
 
     @property
     def models(self) -> dict[str, int | None]:
-        """Served model name -> max_model_len, over all engines that told theirs."""
-        return {name: length for replica in self.all for name, length in replica.models.items()}
-
-    @property
-    def capacity_tokens(self) -> int:
-        return sum(replica.capacity_tokens or 0 for replica in self.ready())
+        """Served model name -> max_model_len, the least where engines differ, over all that told theirs."""
+        return self._models
 
     def restarting(self, model: str) -> bool:
         """An engine of this model was ready and is not now: worth waiting for, unlike one that never came up."""
         return any(r.was_ready and r.state is not State.READY for r in self.all if model in r.models)
 
+    def circuit(self, replica: Replica) -> dict[str, object]:
+        """For /status."""
+        now, breaker = self._clock(), replica.breaker
+        opens_for_s = round(breaker.opens_for_s(now), 1)
+        return {"state": breaker.state(now), "trial_in_s": opens_for_s, "failed_in_a_row": breaker.failed_in_a_row}
+
     def explain(self) -> str:
         """One sentence on why no engine is ready."""
+        if not self.all:
+            return "no engine is listed"
         return "; ".join(f"engine {i + 1} is {r.state} ({r.reason})" for i, r in enumerate(self.all))
 
     async def wait_ready(self, model: str, timeout_s: float) -> bool:
@@ -157,168 +126,85 @@ class Replicas:
 
     def report_unreachable(self, replica: Replica) -> None:
         """A connection was refused: don't wait for the next look to stop sending there."""
+        replica.breaker.refused(self._clock())
         if replica.state is State.READY:
-            self._set(replica, State.DOWN, "refused a connection")
+            self.set_state(replica, State.DOWN, "refused a connection")
+
+    # -- who is there --------------------------------------------------------------------------------------------------
 
     def drain(self, url: str, on: bool) -> bool:
         """Stop or resume sending to one replica; False if there is none of that URL."""
         for replica in self.all:
             if replica.url == url:
                 replica.drain_requested = on
-                if on and replica.state is State.READY:
-                    self._set(replica, State.DRAINING, "drain was requested")
-                elif not on and replica.state is State.DRAINING:
-                    self._set(replica, State.READY, "drain was lifted")
+                self._apply_drain(replica, "drain was requested", "drain was lifted")
                 return True
         return False
 
-    # -- what the monitors do ------------------------------------------------------------------------------------------
+    def list_urls(self, urls: Iterable[str]) -> None:
+        """From now on these are the replicas: new ones join, others get nothing new, end what they have, and go."""
+        wanted = dict.fromkeys(urls)
+        for replica in list(self.all):
+            if replica.listed is not (listed := replica.url in wanted):
+                replica.listed = listed
+                self._apply_drain(replica, "no source names it any more", "it is named again")
+                if not listed and replica.state is not State.DRAINING and not replica.in_flight:
+                    self._forget(replica)
+        known = {replica.url for replica in self.all}
+        for url in wanted:
+            if url not in known:
+                self._join(url)
 
-    async def _monitor(self, replica: Replica) -> None:
-        probe: asyncio.Task[None] | None = None
-        try:
-            while True:
-                try:
-                    await self._look(replica)
-                except Exception:
-                    # A bug must not end the monitoring: an engine nobody looks at would stay in its last state.
-                    logger.exception("looking at an engine failed", extra={"fields": {"replica": replica.url}})
-                    self._set(replica, State.DOWN, "looking at it failed")
-                if (probe is None or probe.done()) and self._wants_probe(replica):
-                    probe = asyncio.create_task(self._probe(replica), name=f"probe {replica.url}")
-                await asyncio.sleep(self._settings.health.interval_s)
-        finally:
-            if probe is not None:
-                probe.cancel()
-                await asyncio.gather(probe, return_exceptions=True)
+    def _apply_drain(self, replica: Replica, why: str, why_not: str) -> None:
+        if replica.drains and replica.state is State.READY:
+            self.set_state(replica, State.DRAINING, why)
+        elif not replica.drains and replica.state is State.DRAINING:
+            self.set_state(replica, State.READY, why_not)
 
-    def _wants_probe(self, replica: Replica) -> bool:
-        up = replica.state in (State.READY, State.HUNG, State.DRAINING)
-        return up and replica.progress.quiet_for_s(self._clock()) >= self._settings.health.idle_probe_s
+    def _join(self, url: str) -> None:
+        breaker = Breaker(self._settings.circuit, self._dice, lambda cause: self._opened(url, cause))
+        replica = Replica(url, ForwardProgress(self._settings.timeouts.stall_s), breaker, self._clock())
+        metrics = self._metrics
+        for cause in CAUSES:
+            metrics.circuit_opened.labels(url, cause)
+        metrics.replica_ready.labels(url).set_function(lambda: float(replica.state is State.READY))
+        metrics.upstream_calls.labels(url).set_function(lambda: replica.in_flight)
+        metrics.replica_circuit.labels(url).set_function(lambda: CIRCUITS.index(breaker.state(self._clock())))
+        metrics.replica_stalled_seconds.labels(url).set_function(lambda: replica.progress.stalled_for_s(self._clock()))
+        self.all.append(replica)
+        if self._running:
+            logger.info("replica joined", extra={"fields": {"replica": url}})
+            self._watch(replica)
 
-    async def _look(self, replica: Replica) -> None:
-        try:
-            health = await self._client.get(f"{replica.url}/health")
-        except httpx.TimeoutException:
-            # A busy engine, or a busy gateway, answers late now and then; a dead one refuses. Hence patience.
-            replica.missed_looks += 1
-            if replica.missed_looks >= self._settings.health.max_missed:
-                self._set(replica, State.DOWN, "it does not answer its health check")
+    def _watch(self, replica: Replica) -> None:
+        monitor = Monitor(replica, self, self._settings, self._client, self._clock)
+        task = self._watches[replica] = asyncio.create_task(monitor.run(), name=f"monitor {replica.url}")
+        task.add_done_callback(lambda _: self._forget(replica))
+
+    def _forget(self, replica: Replica) -> None:
+        """It is gone, and so are its series: nobody shall be told of an engine that is not there."""
+        if not self._running or replica not in self.all:
             return
-        except httpx.HTTPError as error:
-            # Which exception it was matters more than its text: timeouts have none.
-            self._set(replica, State.DOWN, f"{type(error).__name__} at its health check")
-            return
-        replica.missed_looks = 0
-        if health.status_code != 200:
-            self._set(replica, State.DOWN, f"its /health says {health.status_code}")
-            return
-        if replica.state is State.DOWN:
-            replica.progress = ForwardProgress(self._settings.timeouts.stall_s)
-            self._set(replica, State.WARMING, "it answers /health, a first token is awaited")
-        await self._read_metrics(replica)
-        replica.looks += 1
-        if replica.state in (State.READY, State.DRAINING) and replica.looks >= MODELS_LOOKS:
-            await self._read_models(replica)  # where that fails, the list we have stands
-        if replica.state is State.WARMING:
-            obstacle = await self._read_models(replica) or await self._warm_up(replica)
-            if obstacle:
-                self._set(replica, State.WARMING, obstacle)
-            else:
-                self._set_ready(replica, "")
-        elif replica.state in (State.READY, State.DRAINING) and replica.progress.hung(self._clock()):
-            stalled = replica.progress.stalled_for_s(self._clock())
-            self._set(replica, State.HUNG, f"no forward progress for {stalled:.0f} s")
-        elif replica.state is State.HUNG and not replica.progress.hung(self._clock()):
-            self._set_ready(replica, "it makes progress again")
+        self.all.remove(replica)
+        self._watches.pop(replica).cancel()
+        for series in (
+            self._metrics.replica_ready,
+            self._metrics.upstream_calls,
+            self._metrics.replica_circuit,
+            self._metrics.replica_stalled_seconds,
+            self._metrics.circuit_opened,
+        ):
+            series.remove_by_labels({"replica": replica.url})
+        logger.info("replica left", extra={"fields": {"replica": replica.url}})
+        self.learned()
 
-    async def _read_metrics(self, replica: Replica) -> None:
-        """Figures where the page has them. A page that can't be had or read is no fault: probes tell the rest."""
-        try:
-            page = await self._client.get(f"{replica.url}/metrics")
-        except httpx.HTTPError:
-            return
-        replica.page = page.text if page.status_code == 200 else ""
-        figures = read_engine_metrics(replica.page)
-        self._notice_restart(replica, figures)
-        replica.block_size = figures.block_size or replica.block_size
-        if figures.capacity_tokens is not None and figures.capacity_tokens != replica.capacity_tokens:
-            replica.capacity_tokens = figures.capacity_tokens
-            self._on_change()
-        if figures.tokens is not None:
-            replica.progress.observe(Sample(self._clock(), figures.running, figures.waiting, figures.tokens))
+    def _opened(self, url: str, cause: str) -> None:
+        self._metrics.circuit_opened.labels(url, cause).inc()
+        logger.warning("circuit opened", extra={"fields": {"replica": url, "cause": cause}})
 
-    @staticmethod
-    def _notice_restart(replica: Replica, figures: EngineFigures) -> None:
-        last = replica.progress.last_sample
-        if figures.started_s is not None:
-            restarted = replica.started_s not in (None, figures.started_s)
-            replica.started_s = figures.started_s
-        else:
-            restarted = last is not None and figures.tokens is not None and figures.tokens < last.tokens
-        replica.starts += restarted
+    # -- what the monitors tell ----------------------------------------------------------------------------------------
 
-    async def _read_models(self, replica: Replica) -> str | None:
-        """Learn what the engine serves; what stands in the way of that, if anything."""
-        replica.looks = 0
-        try:
-            answer = await self._client.get(f"{replica.url}/v1/models")
-        except httpx.HTTPError as error:
-            return f"{type(error).__name__} at its /v1/models"
-        if answer.status_code in (401, 403):
-            return "it refuses the gateway's key (engine.api_key_file)"
-        models = served_models(answer.content) if answer.status_code == 200 else None
-        if not models:
-            return f"its /v1/models answered {answer.status_code} and no list of models: is it a vLLM server?"
-        replica.models = models
-        return None
-
-    async def _warm_up(self, replica: Replica) -> str | None:
-        """Ask for a first token; what stood in the way of it, if anything."""
-        try:
-            answer = await self._one_token(replica)
-        except httpx.HTTPError as error:
-            return f"{type(error).__name__} at its first request"
-        if answer.status_code >= 500 or answer.status_code in (401, 403, 429):
-            return f"its first request was answered {answer.status_code}"
-        replica.progress.probe_answered(self._clock())
-        return None
-
-    async def _probe(self, replica: Replica) -> None:
-        watch = replica.progress
-        watch.probe_started(self._clock())
-        try:
-            answer = await self._one_token(replica)
-        except httpx.TimeoutException:
-            return  # probe_started_s stays: silence is the evidence of a hung engine
-        except httpx.HTTPError:
-            watch.probe_failed()
-            return
-        if answer.status_code < 500:
-            watch.probe_answered(self._clock())
-        else:
-            watch.probe_failed()
-
-    async def _one_token(self, replica: Replica) -> httpx.Response:
-        """The smallest request that takes a forward pass: one token, or for a pooling model one embedding."""
-        timeout = httpx.Timeout(self._settings.timeouts.stall_s, connect=self._settings.timeouts.connect_s)
-        model = next(iter(replica.models), "")
-        answer = await self._client.post(
-            f"{replica.url}/v1/completions",
-            json={"model": model, "prompt": "Hi", "max_tokens": 1, "temperature": 0},
-            timeout=timeout,
-        )
-        if answer.status_code in (400, 404, 405):
-            answer = await self._client.post(
-                f"{replica.url}/v1/embeddings", json={"model": model, "input": "Hi"}, timeout=timeout
-            )
-        return answer
-
-    def _set_ready(self, replica: Replica, reason: str) -> None:
-        replica.was_ready = True
-        self._set(replica, State.DRAINING if replica.drain_requested else State.READY, reason)
-
-    def _set(self, replica: Replica, state: State, reason: str) -> None:
+    def set_state(self, replica: Replica, state: State, reason: str) -> None:
         before, news = replica.state, reason != replica.reason
         replica.state, replica.reason = state, reason
         if state is before:
@@ -330,18 +216,27 @@ class Replicas:
             "replica state changed",
             extra={"fields": {"replica": replica.url, "from": before, "to": state, "reason": reason}},
         )
+        self.learned()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def learned(self) -> None:
+        """A replica's state, models or capacity are others than before: derive again what requests ask for."""
+        self._models = {}
+        for replica in self.all:
+            for name, length in replica.models.items():
+                other = self._models.get(name)
+                self._models[name] = length if other is None else min(other, length or other)
+        known = [replica.capacity_tokens for replica in self.all if replica.capacity_tokens]
+        usual = sum(known) / len(known) if known else 1.0  # one that does not tell is taken for an average one
+        for replica in self.all:
+            replica.weight = float(replica.capacity_tokens or usual)
+        self._ready = tuple(replica for replica in self.all if replica.state is State.READY)
+        self._ready_for = {
+            model: tuple(replica for replica in self._ready if model in replica.models) for model in self._models
+        }
         self._on_change()
 
-
-def served_models(body: bytes) -> dict[str, int | None] | None:
-    """Model name -> max_model_len (tokens) from an engine's /v1/models; None where the body is no such list."""
-    try:
-        listed = orjson.loads(body)["data"]
-        models = {model["id"]: model.get("max_model_len") for model in listed}
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        return None
-    if not all(isinstance(name, str) and isinstance(length, int | None) for name, length in models.items()):
-        return None
-    return models
+    @property
+    def capacity_tokens(self) -> int:
+        return sum(replica.capacity_tokens or 0 for replica in self._ready)

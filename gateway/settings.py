@@ -121,7 +121,9 @@ class Admission(Section):
 
 
 class Timeouts(Section):
-    connect_s: Seconds = Field(2, description="For the TCP connection to an engine.")
+    connect_s: Seconds = Field(
+        1.5, description="For the TCP connection to an engine, before another replica is tried; one SYN may get lost."
+    )
     first_byte_s: Seconds = Field(300, description="From sending a streamed request to the first byte of its answer.")
     idle_s: Seconds = Field(120, description="Between two reads of a stream that has begun.")
     total_s: Seconds = Field(900, description="A whole request; a client may ask for less with X-Request-Timeout-S.")
@@ -142,6 +144,16 @@ class Health(Section):
     idle_probe_s: Seconds = Field(
         30, description="An engine that made no progress for this long is asked for one token."
     )
+
+
+class Circuit(Section):
+    failures: int = Field(
+        5, ge=1, description="Calls in a row that must fail, of two different requests or more, to leave a replica out."
+    )
+    share: float = Field(0.5, gt=0, le=1, description="Or this share of its last `calls`, those of the last minute.")
+    calls: int = Field(20, ge=2, le=1000, description="Calls that `share` is taken of; it needs as many.")
+    open_s: Seconds = Field(2, description="Longest first time that it is left out; doubled each time it fails again.")
+    max_open_s: Seconds = Field(60, description="Longest time that it is left out before one request may try it.")
 
 
 class Limits(Section):
@@ -246,6 +258,7 @@ class Settings(BaseSettings):
     admission: Admission = Admission()
     timeouts: Timeouts = Timeouts()
     health: Health = Health()
+    circuit: Circuit = Circuit()
     limits: Limits = Limits()
     policy: Policy = Policy()
     cors: Cors = Cors()
@@ -253,6 +266,11 @@ class Settings(BaseSettings):
     logs: Logs = Logs()
     ledger: Ledger = Ledger()
     tracing: Tracing = Tracing()
+
+    @property
+    def static_engines(self) -> tuple[str, ...]:
+        """Those of `engines` that take part."""
+        return self.engines
 
     @model_validator(mode="after")
     def _fails_closed(self) -> "Settings":

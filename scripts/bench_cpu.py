@@ -22,10 +22,12 @@ import uvloop
 from gateway.app import Gateway
 from gateway.prefixes import Prefixes, outcomes
 from gateway.replicas import State
+from gateway.routing import affinity, choose
 from gateway.settings import Settings
 
 MODEL = "m"
 EVENTS = 2000
+REPLICAS = (2, 8, 64)
 PROMPT_CHARS = (160, 2_000, 8_000, 32_000)
 ANSWER = {
     "id": "cmpl-1",
@@ -100,6 +102,7 @@ async def measure(runs: int) -> dict[str, float]:
     gateway = Gateway(Settings(auth={"disabled": True}, logs={"access": False}))
     replica = gateway.replicas.all[0]
     replica.models, replica.state, replica.block_size = {MODEL: 8192}, State.READY, 16
+    gateway.replicas.learned()
     gateway.admission.set_capacity(100_000)
     events = [*map(event, range(EVENTS)), b"data: [DONE]\n\n"]
 
@@ -132,6 +135,23 @@ async def prefix_cost(chars: int, runs: int) -> float:
     return await best(work, 1, runs) / len(documents) * 1e6
 
 
+async def routing_cost(replicas: int, runs: int) -> float:
+    """Microseconds to choose one of so many ready replicas for a chat: its key, the open circuits, the loads."""
+    engines = tuple(f"http://engine-{number}:8000" for number in range(replicas))
+    everyone = Gateway(Settings(engines=engines, auth={"disabled": True}, logs={"access": False})).replicas
+    for number, replica in enumerate(everyone.all):
+        replica.models, replica.state, replica.in_flight = {MODEL: 8192}, State.READY, number % 7
+    everyone.learned()
+    system = {"role": "system", "content": "Be brief. " * 100}
+    documents = [{"messages": [system, {"role": "user", "content": f"question {number}"}]} for number in range(200)]
+
+    async def work() -> None:
+        for document in documents:
+            choose(everyone.choices(MODEL), affinity(document))
+
+    return await best(work, 1, runs) / len(documents) * 1e6
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
@@ -139,9 +159,12 @@ def main() -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         figures = runner.run(measure(arguments.runs))
         prompts = {chars: runner.run(prefix_cost(chars, arguments.runs)) for chars in PROMPT_CHARS}
+        choices = {count: runner.run(routing_cost(count, arguments.runs)) for count in REPLICAS}
     print(f"one completion {figures['request_us']:.0f} µs, one event of a stream {figures['event_us']:.1f} µs")
     told = ", ".join(f"{chars:,} characters {us:.1f} µs" for chars, us in prompts.items())
     print(f"of a request, what remembering its prompt takes: {told}")
+    told = ", ".join(f"{us:.1f} µs among {count}" for count, us in choices.items())
+    print(f"of a request, what choosing its replica takes: {told}")
     return 0
 
 

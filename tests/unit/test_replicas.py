@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.replicas import served_models
+from gateway.replica import served_models
 
 
 def test_models_and_their_lengths_are_read() -> None:

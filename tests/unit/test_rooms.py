@@ -15,7 +15,7 @@ HOMES = {
     "uvicorn": {"server", "__main__"},
     "httptools": {"server"},
     "aiohttp": {"upstream"},
-    "httpx": {"replicas"},
+    "httpx": {"monitor"},
     "opentelemetry": {"tracing"},
     "sqlite3": {"ledger"},
     "scripts": set[str](),

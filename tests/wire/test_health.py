@@ -243,7 +243,7 @@ async def test_an_unexpected_bug_in_a_look_does_not_end_the_looking(
 ) -> None:
     async with serve([engine.url]) as up:
         with monkeypatch.context() as patch:
-            patch.setattr("gateway.replicas.read_engine_metrics", _boom)
+            patch.setattr("gateway.monitor.read_engine_metrics", _boom)
             await until(lambda: up.gateway.replicas.all[0].state is State.DOWN)
         await until(lambda: up.gateway.health.ready()[0])
 

@@ -1,0 +1,212 @@
+"""Looks at one replica every interval: health, figures, models, and now and then a token.
+
+What it finds goes into the replica's fields; changes of state go through its owner (`Board`), who tells the others.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import httpx
+
+from gateway.engine_metrics import EngineFigures, read_engine_metrics
+from gateway.progress import ForwardProgress, Sample
+from gateway.replica import Replica, State, served_models
+from gateway.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+MODELS_LOOKS = 10  # looks between two readings of a ready engine's models: adapters come and go while it runs
+
+
+class Board(Protocol):
+    """Who owns the replicas."""
+
+    def set_state(self, replica: Replica, state: State, reason: str) -> None: ...
+
+    def learned(self) -> None:
+        """Models or capacity of a replica are others than before."""
+
+
+def make_client(settings: Settings, api_key: str | None) -> httpx.AsyncClient:
+    """The client all monitors share."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.AsyncClient(headers=headers, timeout=settings.health.timeout_s, trust_env=False)
+
+
+class Monitor:
+    """One replica's watch. `run` is its task."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        board: Board,
+        settings: Settings,
+        client: httpx.AsyncClient,
+        clock: Callable[[], float],
+    ) -> None:
+        self._replica = replica
+        self._board = board
+        self._settings = settings
+        self._client = client
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Until the replica is listed no more and nothing of ours is left there, or until cancelled."""
+        replica = self._replica
+        probe: asyncio.Task[None] | None = None
+        try:
+            while replica.listed or replica.in_flight:
+                try:
+                    await self._look()
+                except Exception:
+                    # A bug must not end the monitoring: an engine nobody looks at would stay in its last state.
+                    logger.exception("looking at an engine failed", extra={"fields": {"replica": replica.url}})
+                    self._set(State.DOWN, "looking at it failed")
+                if (probe is None or probe.done()) and self._wants_probe():
+                    probe = asyncio.create_task(self._probe(), name=f"probe {replica.url}")
+                await asyncio.sleep(self._settings.health.interval_s)
+        finally:
+            if probe is not None:
+                probe.cancel()
+                await asyncio.gather(probe, return_exceptions=True)
+
+    def _wants_probe(self) -> bool:
+        up = self._replica.state in (State.READY, State.HUNG, State.DRAINING)
+        return up and self._replica.progress.quiet_for_s(self._clock()) >= self._settings.health.idle_probe_s
+
+    async def _look(self) -> None:
+        replica = self._replica
+        try:
+            health = await self._client.get(f"{replica.url}/health")
+        except httpx.TimeoutException:
+            # A busy engine, or a busy gateway, answers late now and then; a dead one refuses. Hence patience.
+            replica.missed_looks += 1
+            if replica.missed_looks >= self._settings.health.max_missed:
+                self._set(State.DOWN, "it does not answer its health check")
+            return
+        except httpx.HTTPError as error:
+            # Which exception it was matters more than its text: timeouts have none.
+            self._set(State.DOWN, f"{type(error).__name__} at its health check")
+            return
+        replica.missed_looks = 0
+        if health.status_code != 200:
+            self._set(State.DOWN, f"its /health says {health.status_code}")
+            return
+        if replica.state is State.DOWN:
+            replica.progress = ForwardProgress(self._settings.timeouts.stall_s)
+            self._set(State.WARMING, "it answers /health, a first token is awaited")
+        await self._read_metrics()
+        replica.looks += 1
+        if replica.state in (State.READY, State.DRAINING) and replica.looks >= MODELS_LOOKS:
+            await self._read_models()  # where that fails, the list we have stands
+        if replica.state is State.WARMING:
+            obstacle = await self._read_models() or await self._warm_up()
+            if obstacle:
+                self._set(State.WARMING, obstacle)
+            else:
+                replica.breaker.close(self._clock())
+                self._set_ready("")
+        elif replica.state in (State.READY, State.DRAINING) and replica.progress.hung(self._clock()):
+            stalled = replica.progress.stalled_for_s(self._clock())
+            self._set(State.HUNG, f"no forward progress for {stalled:.0f} s")
+        elif replica.state is State.HUNG and not replica.progress.hung(self._clock()):
+            self._set_ready("it makes progress again")
+
+    async def _read_metrics(self) -> None:
+        """Figures where the page has them. A page that can't be had or read is no fault: probes tell the rest."""
+        replica = self._replica
+        try:
+            page = await self._client.get(f"{replica.url}/metrics")
+        except httpx.HTTPError:
+            return
+        replica.page = page.text if page.status_code == 200 else ""
+        figures = read_engine_metrics(replica.page)
+        self._notice_restart(figures)
+        replica.block_size = figures.block_size or replica.block_size
+        if figures.capacity_tokens is not None and figures.capacity_tokens != replica.capacity_tokens:
+            replica.capacity_tokens = figures.capacity_tokens
+            self._board.learned()
+        if figures.tokens is not None:
+            replica.progress.observe(Sample(self._clock(), figures.running, figures.waiting, figures.tokens))
+
+    def _notice_restart(self, figures: EngineFigures) -> None:
+        replica = self._replica
+        last = replica.progress.last_sample
+        if figures.started_s is not None:
+            restarted = replica.started_s not in (None, figures.started_s)
+            replica.started_s = figures.started_s
+        else:
+            restarted = last is not None and figures.tokens is not None and figures.tokens < last.tokens
+        replica.starts += restarted
+
+    async def _read_models(self) -> str | None:
+        """Learn what the engine serves; what stands in the way of that, if anything."""
+        replica = self._replica
+        replica.looks = 0
+        try:
+            answer = await self._client.get(f"{replica.url}/v1/models")
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__} at its /v1/models"
+        if answer.status_code in (401, 403):
+            return "it refuses the gateway's key (engine.api_key_file)"
+        models = served_models(answer.content) if answer.status_code == 200 else None
+        if not models:
+            return f"its /v1/models answered {answer.status_code} and no list of models: is it a vLLM server?"
+        if models != replica.models:
+            replica.models = models
+            self._board.learned()
+        return None
+
+    async def _warm_up(self) -> str | None:
+        """Ask for a first token; what stood in the way of it, if anything."""
+        try:
+            answer = await self._one_token()
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__} at its first request"
+        if answer.status_code >= 500 or answer.status_code in (401, 403, 429):
+            return f"its first request was answered {answer.status_code}"
+        self._replica.progress.probe_answered(self._clock())
+        return None
+
+    async def _probe(self) -> None:
+        watch = self._replica.progress
+        watch.probe_started(self._clock())
+        try:
+            answer = await self._one_token()
+        except httpx.TimeoutException:
+            return  # probe_started_s stays: silence is the evidence of a hung engine
+        except httpx.HTTPError:
+            watch.probe_failed()
+            return
+        if answer.status_code < 500:
+            watch.probe_answered(self._clock())
+        else:
+            watch.probe_failed()
+
+    async def _one_token(self) -> httpx.Response:
+        """The smallest request that takes a forward pass: one token, or for a pooling model one embedding."""
+        replica = self._replica
+        timeout = httpx.Timeout(self._settings.timeouts.stall_s, connect=self._settings.timeouts.connect_s)
+        model = next(iter(replica.models), "")
+        answer = await self._client.post(
+            f"{replica.url}/v1/completions",
+            json={"model": model, "prompt": "Hi", "max_tokens": 1, "temperature": 0},
+            timeout=timeout,
+        )
+        if answer.status_code in (400, 404, 405):
+            answer = await self._client.post(
+                f"{replica.url}/v1/embeddings", json={"model": model, "input": "Hi"}, timeout=timeout
+            )
+        return answer
+
+    def _set_ready(self, reason: str) -> None:
+        self._replica.was_ready = True
+        if self._replica.drains:
+            self._set(State.DRAINING, "drain was requested" if self._replica.listed else "no source names it any more")
+        else:
+            self._set(State.READY, reason)
+
+    def _set(self, state: State, reason: str) -> None:
+        self._board.set_state(self._replica, state, reason)
