@@ -26,7 +26,7 @@ from scripts._compose import Compose
 from scripts.checks import report
 from scripts.checks.probes import Probes
 from scripts.quantization import QuantizeError, config, engine_stop, job, store, trial, vram
-from scripts.quantization.plan import Ask, Plan, environment, look, summary
+from scripts.quantization.plan import Ask, Plan, environment, look, quiet, summary
 from scripts.quantization.progress import human
 
 _DEFAULT = Path("configs/quantize/smollm2-135m.yaml")
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, say: Callable[[str], None], result: dict[str, Any]) -> int:
+    os.environ.update(quiet())
     if args.self_check:
         device, _ = vram.choose(args.device or "auto", Probes())
         os.environ.update(environment(device))
