@@ -67,7 +67,8 @@ def write(top: Path) -> None:
     part.mkdir()
     try:
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
-            archive.extractall(part, filter="data")
+            for member in archive:
+                _extract(archive, member, part)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -76,6 +77,17 @@ def write(top: Path) -> None:
     for path in part.iterdir():
         path.rename(top / path.name)
     part.rmdir()
+
+
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, part: Path) -> None:
+    """Plain files below `part`, and nothing else: an older Python here has no filter that would see to it."""
+    source, target = archive.extractfile(member), part / member.name
+    if source is None or not member.isfile() or ".." in target.parts or not target.is_relative_to(part):
+        raise tarfile.ExtractError(f"unexpected member {member.name!r}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        shutil.copyfileobj(source, file)
+    target.chmod(member.mode & 0o777)
 
 
 def contents(top: Path) -> list[Path]:
