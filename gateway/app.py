@@ -11,6 +11,7 @@ from gateway.admission import Admission
 from gateway.advisor import Advisor
 from gateway.auth import AdminToken, Authenticator, read_secret
 from gateway.client import App, Receive, Scope, Send
+from gateway.discovery import Discovery, Resolve, resolve
 from gateway.errors import MethodNotAllowedError
 from gateway.exchange import Exchange
 from gateway.health import Health
@@ -34,7 +35,9 @@ class Gateway:
     `public` and `admin` are the ASGI apps to serve. Raises SettingsError where a file it names can't be used.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: Settings, clock: Callable[[], float] = time.monotonic, resolve: Resolve = resolve
+    ) -> None:
         self.settings = settings
         key_file = settings.engine.api_key_file
         engine_key = read_secret(key_file, "engine.api_key_file") if key_file else None
@@ -43,10 +46,11 @@ class Gateway:
         token = AdminToken(settings.auth.admin_token_file)
         self.admission = Admission(settings.admission, self.metrics, clock)
         self.replicas = Replicas(settings, self.metrics, clock, engine_key, self._replicas_changed)
+        self.discovery = Discovery(settings, self.metrics, self.replicas.list_urls, resolve)
         self.upstream = Upstream(settings.timeouts, settings.limits.max_answer_bytes, engine_key)
         self.inference = Inference(settings, self.replicas, self.admission, self.upstream, self.metrics, clock)
         self.advisor = Advisor(settings, self.metrics, self.replicas, clock)
-        health = Health(self.replicas, self.admission, self.inference, self.advisor)
+        health = Health(self.replicas, self.discovery, self.admission, self.inference, self.advisor)
         cold = public_app(settings, self.replicas, health)
         self.tracing = make_tracing(settings.tracing)
         self.ledger = Ledger(settings.ledger.path, self.metrics) if settings.ledger.path else None
@@ -66,6 +70,7 @@ class Gateway:
                 await stack.enter_async_context(self.ledger)
             await stack.enter_async_context(self.upstream)
             await stack.enter_async_context(self.replicas)
+            await stack.enter_async_context(self.discovery)
             for work, name in ((self.authenticator.follow_file(), "keys file"), (self.advisor.run(), "advice")):
                 stack.push_async_callback(_cancel, asyncio.create_task(work, name=name))
             self._stack = stack.pop_all()

@@ -4,6 +4,7 @@ from typing import Any
 
 from gateway.admission import Admission
 from gateway.advisor import Advisor
+from gateway.discovery import Discovery
 from gateway.inference import Inference
 from gateway.middleware import Edge
 from gateway.replicas import Replicas
@@ -12,8 +13,16 @@ from gateway.replicas import Replicas
 class Health:
     """Reads the state of the other rooms; changes nothing."""
 
-    def __init__(self, replicas: Replicas, admission: Admission, inference: Inference, advisor: Advisor) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        discovery: Discovery,
+        admission: Admission,
+        inference: Inference,
+        advisor: Advisor,
+    ) -> None:
         self._replicas = replicas
+        self._discovery = discovery
         self._admission = admission
         self._inference = inference
         self._advisor = advisor
@@ -52,6 +61,7 @@ class Health:
                 }
                 for replica in self._replicas.all
             ],
+            "discovery": self._discovery.status(),
             "admission": {
                 "capacity_tokens": admission.capacity_tokens,
                 "in_flight": admission.in_flight,

@@ -93,6 +93,12 @@ class Metrics:
         self.replica_stalled_seconds = gauge(
             "replica_stalled_seconds", "Time without forward progress though there was work.", "replica"
         )
+        self.discovery_failures = counter(
+            "discovery_failures_total", "Looks for engines that failed; those known before stay.", "kind"
+        )
+        self.discovery_bad = gauge(
+            "discovery_sources_bad", "Files and names that could not be used when last looked at."
+        )
         # Advice (advisor.py), and the settings it goes by.
         self.advice = gauge("advice", "1 while this advice holds; /status has its words.", "kind", "severity")
         self.setting = gauge("setting", "Settings that limit: the unit is in the name, 0 is unset.", "name")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, HttpUrl, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -18,6 +18,8 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 from pydantic_settings import SettingsError as SourceError
+
+from gateway.addresses import BaseUrl, CollectorUrl, DnsUrl, HostPort, Origin, TargetsFile
 
 ENV_PREFIX = "GATEWAY__"
 CONFIG_VARIABLE = "GATEWAY_CONFIG"
@@ -28,42 +30,6 @@ class SettingsError(Exception):
     """The settings can't be used; the message has a line a mistake."""
 
 
-def _host_port(value: str) -> str:
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise ValueError("expected host:port, for instance 0.0.0.0:8080")
-    return value
-
-
-def _base_url(value: str) -> str:
-    url = HttpUrl(value)
-    if url.path not in (None, "/") or url.query or url.fragment:
-        raise ValueError("expected a base URL without a path, for instance http://engine:8000")
-    if url.username or url.password:  # it would stand in logs, metrics and /status
-        raise ValueError("expected a base URL without user name and password; the engine's key is engine.api_key_file")
-    return value.rstrip("/")
-
-
-def _origin(value: str) -> str:
-    if value == "*":
-        return value
-    url = HttpUrl(value)
-    if f"{url.scheme}://{value.partition('://')[2]}" != value or "/" in value.partition("://")[2] or url.username:
-        raise ValueError("expected an origin as browsers send it, for instance https://app.example.com, or *")
-    return value.lower()
-
-
-def _collector_url(value: str) -> str:
-    url = HttpUrl(value)
-    if url.username or url.password or url.query or url.fragment:
-        raise ValueError("expected an OTLP/HTTP address, for instance http://collector:4318")
-    return value.rstrip("/") + "/v1/traces" if url.path in (None, "/") else value
-
-
-HostPort = Annotated[str, AfterValidator(_host_port)]
-BaseUrl = Annotated[str, AfterValidator(_base_url)]
-Origin = Annotated[str, AfterValidator(_origin)]
-CollectorUrl = Annotated[str, AfterValidator(_collector_url)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 
@@ -156,6 +122,16 @@ class Circuit(Section):
     max_open_s: Seconds = Field(60, description="Longest time that it is left out before one request may try it.")
 
 
+class Discovery(Section):
+    files: tuple[TargetsFile, ...] = Field(
+        (), description="Files that list engines in Prometheus' file_sd format, followed while they change."
+    )
+    dns: tuple[DnsUrl, ...] = Field(
+        (), description="Base URLs whose host stands for one engine per A or AAAA record, resolved again and again."
+    )
+    interval_s: Seconds = Field(5, description="Between two looks at each file and name.")
+
+
 class Limits(Section):
     max_head_bytes: int = Field(
         65536, ge=4096, le=1048576, description="Request line and headers together; more is refused with 431."
@@ -245,8 +221,8 @@ class Settings(BaseSettings):
     admin_listen: HostPort = Field("127.0.0.1:9000", description="Internal address: /metrics, /status, drain.")
     engines: tuple[BaseUrl, ...] = Field(
         ("http://127.0.0.1:8000",),
-        min_length=1,
-        description="Base URLs of the engines (a JSON list in the environment). They, and any proxy before them, must "
+        description="Base URLs of the engines (a JSON list in the environment); unset where discovery has a source: "
+        "none. They, and any proxy before them, must "
         "keep idle connections for 5 s or more, as vLLM does: the gateway uses one again for up to 4 s, and a request "
         "that meets a closing one fails with 502.",
     )
@@ -259,6 +235,7 @@ class Settings(BaseSettings):
     timeouts: Timeouts = Timeouts()
     health: Health = Health()
     circuit: Circuit = Circuit()
+    discovery: Discovery = Discovery()
     limits: Limits = Limits()
     policy: Policy = Policy()
     cors: Cors = Cors()
@@ -269,8 +246,9 @@ class Settings(BaseSettings):
 
     @property
     def static_engines(self) -> tuple[str, ...]:
-        """Those of `engines` that take part."""
-        return self.engines
+        """`engines`, unless it is only the default and discovery has a source."""
+        found = self.discovery.files or self.discovery.dns
+        return () if found and "engines" not in self.model_fields_set else self.engines
 
     @model_validator(mode="after")
     def _fails_closed(self) -> "Settings":
@@ -278,6 +256,8 @@ class Settings(BaseSettings):
             raise ValueError(
                 "auth.keys_file is not set: expected the file `make keys NAME=app1` writes, or auth.disabled: true"
             )
+        if not (self.engines or self.discovery.files or self.discovery.dns):
+            raise ValueError("engines = []: expected at least 1 base URL, or discovery.files, or discovery.dns")
         if len(set(self.engines)) != len(self.engines):
             raise ValueError("engines names one engine twice")
         if self.limits.max_arriving_bytes < self.limits.max_body_bytes:

@@ -90,6 +90,8 @@ class FakeEngine:
         slots: int = 256,
         service_s: float = 0.0,
         stream_slots: bool = True,
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self.models = models
         self.kv_tokens = kv_tokens
@@ -111,13 +113,14 @@ class FakeEngine:
         self.gate: asyncio.Event | None = None  # streams send their headers, then wait for it
         self._thaw = asyncio.Event()
         self._runner: web.AppRunner | None = None
-        self.port = 0
+        self.host = host
+        self.port = port
 
     # -- for tests -----------------------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def script(self, path: str, *scripts: Script) -> None:
         self.scripts[path].extend(scripts)
@@ -151,7 +154,7 @@ class FakeEngine:
         app.router.add_route("*", "/{other:.*}", self._other)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        site = web.TCPSite(self._runner, self.host, self.port, reuse_address=True)
         await site.start()
         self.port = self._runner.addresses[0][1]
 

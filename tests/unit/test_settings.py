@@ -104,6 +104,12 @@ def test_without_a_keys_file_it_refuses_to_start_unless_auth_is_disabled_outrigh
         ("BATCHING__MAX_PROMPTS", "2.5", "batching.max_prompts", "integer"),
         ("TIMEOUTS__TOTAL_S", "inf", "timeouts.total_s", "finite"),
         ("TIMEOUTS__STALL_S", "999999", "timeouts.stall_s", "less than or equal to"),
+        ("CIRCUIT__FAILURES", "0", "circuit.failures", "greater than or equal to 1"),
+        ("CIRCUIT__SHARE", "1.5", "circuit.share", "less than or equal to 1"),
+        ("DISCOVERY__FILES", '["/etc/engines.txt"]', "discovery.files.0", "*.json, *.yml or *.yaml"),
+        ("DISCOVERY__DNS", '["engine:8000"]', "discovery.dns.0", "URL"),
+        ("DISCOVERY__DNS", '["https://engine:8000"]', "discovery.dns.0", "by their addresses"),
+        ("DISCOVERY__DNS", '["http://engine:8000/v1"]', "discovery.dns.0", "without a path"),
         ("LOGS__LEVEL", "verbose", "logs.level", "'DEBUG', 'INFO'"),
         ("CORS__ALLOW_ORIGINS", '["app.example.com"]', "cors.allow_origins.0", "URL"),
         ("CORS__ALLOW_ORIGINS", '["https://app.example.com/"]', "cors.allow_origins.0", "origin as browsers send it"),
@@ -174,6 +180,16 @@ def test_an_empty_variable_counts_as_not_set(configured: pytest.MonkeyPatch) -> 
     settings = load()
     assert settings.batching.window_ms == 15
     assert settings.ledger.path is None
+
+
+def test_the_default_engine_is_none_where_discovery_has_a_source(configured: pytest.MonkeyPatch) -> None:
+    assert load().static_engines == ("http://127.0.0.1:8000",)
+    configured.setenv("GATEWAY__DISCOVERY__DNS", '["http://engine:8000"]')
+    assert load().static_engines == ()
+    configured.setenv("GATEWAY__ENGINES", '["http://127.0.0.1:8000"]')
+    assert load().static_engines == ("http://127.0.0.1:8000",)
+    configured.setenv("GATEWAY__ENGINES", "[]")
+    assert load().static_engines == ()
 
 
 def test_settings_are_frozen() -> None:

@@ -15,6 +15,7 @@ import uvloop
 
 from gateway.__main__ import _bind, _server
 from gateway.app import Gateway
+from gateway.discovery import Resolve, resolve
 from gateway.settings import Settings
 from tests.fakes.engine import MODEL, FakeEngine, Script
 
@@ -120,9 +121,12 @@ async def _stop(servers: list[Any], tasks: list[asyncio.Task[None]]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serve(engines: list[str], wait: bool = True, **settings: Any) -> AsyncIterator[Running]:
+async def serve(
+    engines: list[str], wait: bool = True, resolve: Resolve = resolve, **settings: Any
+) -> AsyncIterator[Running]:
     """A gateway in this event loop, on free ports."""
-    async with Gateway(Settings(engines=tuple(engines), **merge(QUICK, settings))) as gateway:
+    chosen = Settings(engines=tuple(engines), **merge(QUICK, settings))
+    async with Gateway(chosen, resolve=resolve) as gateway:
         public, admin = free_socket(), free_socket()
         servers = [_server(app, gateway.settings) for app in (gateway.public, gateway.admin)]
         tasks = [asyncio.create_task(s.serve([sock])) for s, sock in zip(servers, (public, admin), strict=True)]
