@@ -54,7 +54,7 @@ class Writer:
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        self._tar = tarfile.open(fileobj=self.file, mode="w|", format=tarfile.PAX_FORMAT)
+        self._tar = tarfile.open(fileobj=self.file, mode="w", format=tarfile.PAX_FORMAT)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
