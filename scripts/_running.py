@@ -50,7 +50,7 @@ class Stack:
         gateway = any(each.service == "gateway" and each.running for each in found)
         if not engines or not gateway:
             missing = " and ".join((["the engine"] if not engines else []) + (["the gateway"] if not gateway else []))
-            raise SwapError(f"{missing} of this stack does not run: make up (or make up-cpu) first")
+            raise SwapError(f"{missing} of this stack: not running; make up (or make up-cpu) first")
         return cls(compose, max(engines, key=lambda each: each.running))
 
     # -- through the gateway's container -------------------------------------------------------------------------------

@@ -85,6 +85,10 @@ def ensure_image(compose: Compose) -> None:
 def find(compose: Compose, keys: Sequence[str]) -> list[Volume]:
     """Raises ComposeError."""
     config = json.loads(compose.run("config", "--format", "json"))
+    listed = subprocess.run(["docker", "volume", "ls", "--quiet"], capture_output=True, text=True, check=False)
+    if listed.returncode != 0:  # no answer is not "no volume": a backup without one would look whole
+        raise ComposeError(_last(listed.stderr))
+    existing = set(listed.stdout.split())
     found = []
     for key in keys:
         name = config["volumes"][key]["name"]
@@ -94,8 +98,7 @@ def find(compose: Compose, keys: Sequence[str]) -> list[Volume]:
             for mount in service.get("volumes", [])
             if mount.get("source") == key
         }
-        there = subprocess.run(["docker", "volume", "inspect", name], capture_output=True, check=False).returncode == 0
-        found.append(Volume(key, name, users.pop(), there))
+        found.append(Volume(key, name, users.pop(), name in existing))
     return found
 
 

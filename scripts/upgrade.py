@@ -211,7 +211,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.upgrade", description="Serve with another engine image.")
-    parser.add_argument("image", help="the engine's new image, pulled if it is not on this machine")
+    parser.add_argument(
+        "image", nargs="?", default="", help="the engine's new image, pulled if it is not on this machine"
+    )
     parser.add_argument(
         "--drain-s", type=float, default=DRAIN_S, help="longest wait for running requests (%(default)s)"
     )
@@ -219,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, change nothing")
     arguments = parser.parse_args(argv)
     if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", arguments.image):
-        parser.error(f"{arguments.image!r} is no image name: make upgrade ENGINE_IMAGE=vllm/vllm-openai:v0.33.0")
+        parser.error(f"{arguments.image!r} is no image's name: make upgrade ENGINE_IMAGE=vllm/vllm-openai:v0.33.0")
     terminal = Terminal()
     try:
         run(arguments, terminal)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts import _archive, restore
+from scripts import backup as backup_script
 from scripts._archive import ArchiveError, Writer, verify
 from scripts.backup import settings_files
 
@@ -138,3 +139,14 @@ def test_what_files_replace_is_kept_and_private_stays_private(tmp_path: Path) ->
 def test_a_file_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert restore.main(["/nowhere/a.tar"]) == 1
     assert capsys.readouterr().err == "restore: /nowhere/a.tar: No such file or directory\n"
+
+
+def test_a_docker_that_does_not_answer_is_no_stack_without_volumes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A backup without its volumes would look whole."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/absent.sock")
+    monkeypatch.setenv("ENGINE_PROFILE", "any")
+    assert backup_script.main([str(tmp_path / "a.tar")]) == 1
+    assert capsys.readouterr().err.startswith("backup: ")
+    assert list(tmp_path.iterdir()) == []

@@ -74,7 +74,8 @@ def test_a_series_that_is_gone_is_named() -> None:
 
 
 def test_a_name_that_is_no_image_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        upgrade.main(["$(whoami)"])
-    assert ended.value.code == 2
-    assert "is no image name: make upgrade ENGINE_IMAGE=" in capsys.readouterr().err
+    for arguments in (["$(whoami)"], ["--privileged:1"], []):
+        with pytest.raises(SystemExit) as ended:
+            upgrade.main(arguments)
+        assert ended.value.code == 2
+    assert "'' is no image's name: make upgrade ENGINE_IMAGE=" in capsys.readouterr().err
