@@ -74,6 +74,7 @@ function serve(folder) {
       response.end();
     });
   });
+  server.keepAliveTimeout = 120_000; // a busy machine must not lose a connection between two queries
   return new Promise((done) => server.listen(0, '127.0.0.1', () => done(server)));
 }
 

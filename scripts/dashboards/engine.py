@@ -261,7 +261,7 @@ def _process(board: Board) -> None:
             Column("num_gpu_blocks", "Blocks"),
             Column("kv_cache_size_tokens", "Tokens"),
             Column("cache_dtype", "Type"),
-            Column("enable_prefix_caching", "Prefix caching"),
+            Column("enable_prefix_caching", "Prefixes"),
         ),
         look=Look("none"),
     )

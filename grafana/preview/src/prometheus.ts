@@ -24,7 +24,9 @@ const SCRAPE_S = 5; // the data source's timeInterval
 const STEPS = [5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400];
 
 async function ask(path: string, parameters: Record<string, string>): Promise<any> {
-  const answer = await fetch(`/prometheus/api/v1/${path}?${new URLSearchParams(parameters)}`);
+  const url = `/prometheus/api/v1/${path}?${new URLSearchParams(parameters)}`;
+  // Chromium drops what is on its way whenever an interface of the machine comes or goes, as containers' do.
+  const answer = await fetch(url).catch(() => fetch(url));
   const body = await answer.json();
   if (body.status !== 'success') {
     throw new Error(`${body.errorType}: ${body.error}`);
