@@ -181,13 +181,13 @@ def prove(place: Path, chosen: Plan, earlier: dict[str, Any] | None) -> dict[str
                 told = one.problem or f"fired {one.fired_s} s, cleared {one.cleared_s} s"
                 say(began, f"{fault.name}: {one.alert}: {told}")
         if TWO in chosen.rounds:
-            lab.stop("engine")
-            lab.engine(*SECOND_API_SERVER)
-            lab.engine_up()
+            lab.engine_with(*SECOND_API_SERVER)
             lab.gateway_ready()
             asked.append(ask(lab, TWO, began))
     except (LabError, LateError) as error:
         broken.append(str(error))
+    except (KeyboardInterrupt, Terminated):
+        broken.append("interrupted: --again goes on")
     finally:
         alerts = [query for query in queries.rules(lab.folder / "rules") if query.kind == "alert"]
         lab.close()

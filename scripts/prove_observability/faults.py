@@ -59,6 +59,7 @@ class Outcome:
     description: str | None = None
     inhibited_by: list[str] | None = None
     problem: str | None = None
+    told_at: float = 0  # of the monotonic clock
 
 
 def exercise(fault: Fault, lab: Lab) -> list[Outcome]:
@@ -79,7 +80,7 @@ def _exercise(fault: Fault, lab: Lab, outcomes: list[Outcome]) -> None:
         since = time.monotonic()
         mended = since
         with fault.run(lab):
-            struck = time.monotonic()
+            struck = lab.struck_at if lab.struck_at >= since else time.monotonic()
             for each, outcome in pairs:
                 with _noting([outcome]):
                     _wait_fired(lab, each, outcome, since, struck, fault.fire_s)
@@ -107,10 +108,6 @@ def _meant(each: Expected, labels: Mapping[str, str]) -> bool:
     return each.severity in (None, labels.get("severity")) and each.job in (None, labels.get("job"))
 
 
-def _told(lab: Lab, each: Expected, status: str, since: float) -> Told | None:
-    return lab.receiver.told(each.alert, status, since, lambda labels: _meant(each, labels))
-
-
 def _wait_fired(lab: Lab, each: Expected, outcome: Outcome, since: float, struck: float, limit_s: float) -> None:
     left = max(5.0, struck + limit_s - time.monotonic())
     if each.inhibited:
@@ -123,11 +120,11 @@ def _wait_fired(lab: Lab, each: Expected, outcome: Outcome, since: float, struck
         return
     # What fired on and on from an earlier fault counts from when it was told, so only fresh words are accepted.
     told = until(
-        lambda: _told(lab, each, "firing", since if each.clears else 0),
+        lambda: lab.receiver.firing(each.alert, since if each.clears else 0, lambda labels: _meant(each, labels)),
         f"webhook: {each.alert} firing",
         left,
     )
-    outcome.fired_s = round(max(0.0, told.at - struck), 1)
+    outcome.fired_s, outcome.told_at = round(max(0.0, told.at - struck), 1), told.at
     outcome.receiver = told.receiver
     outcome.summary, outcome.description = told.annotations.get("summary"), told.annotations.get("description")
     if outcome.severity is None:
@@ -139,9 +136,16 @@ def _wait_cleared(lab: Lab, each: Expected, outcome: Outcome, mended: float, lim
         until(lambda: not _fires(lab, each), f"{each.alert} no longer firing", limit_s)
         outcome.cleared_s = round(time.monotonic() - mended, 1)
         return
+
+    # It may have come and gone while others of the same fault were waited for.
+    def clear() -> Told | None:
+        if _fires(lab, each):
+            return None
+        return lab.receiver.resolved(each.alert, outcome.told_at, lambda labels: _meant(each, labels))
+
     told = until(
-        lambda: _told(lab, each, "resolved", mended),
+        clear,
         f"webhook: {each.alert} resolved",
         limit_s,
     )
-    outcome.cleared_s = round(told.at - mended, 1)
+    outcome.cleared_s = round(max(0.0, told.at - mended), 1)

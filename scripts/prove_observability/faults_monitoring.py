@@ -140,10 +140,9 @@ def disk_filled(lab: Lab, share: float) -> Iterator[None]:
     stat = os.statvfs(lab.disk)
     ballast = lab.disk / "ballast"
     wanted = int(stat.f_blocks * stat.f_frsize * share) - (stat.f_blocks - stat.f_bavail) * stat.f_frsize
-    with ballast.open("wb") as file, contextlib.suppress(OSError):
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while wanted > 0:
-            wanted -= file.write(bytes(min(wanted, 1 << 16)))
-            file.flush()
+            wanted -= file.write(bytes(min(wanted, 1 << 12)))
     try:
         yield
     finally:

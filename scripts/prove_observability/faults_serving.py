@@ -17,11 +17,10 @@ from scripts.prove_observability.traffic import (
     load,
     long_answer,
     mistaken,
-    streamed_chat,
     talkative,
 )
 
-# 2,208 tokens: just enough for one request of the profile's longest kind.
+# About 2,300 tokens: just enough for one request of the profile's longest kind.
 SMALL_KV = ("--kv-cache-memory-bytes", "51M")
 CRASH_SCALE = 0.12  # three starts of a real engine have to fit into the half hour
 
@@ -95,13 +94,15 @@ def overload(lab: Lab) -> Iterator[None]:
 @contextlib.contextmanager
 def prompts_without_prefix(lab: Lab) -> Iterator[None]:
     """Long prompts that share nothing, one after the other, in between the streams of others."""
-    with load(_front(lab), *(fresh_long,) * 5, *(streamed_chat,) * 3):
+    lab.engine_with()
+    with load(_front(lab), *(fresh_long,) * 3, *(talkative,) * 10):
         yield
 
 
 @contextlib.contextmanager
 def engine_hung(lab: Lab) -> Iterator[None]:
     """SIGSTOP to the process that computes, with requests in it: /health still says 200."""
+    lab.engine_with()
     with load(_front(lab), *(talkative,) * 3):
         until(lambda: (lab.prometheus.value("sum(vllm:num_requests_running)") or 0) > 0, "running requests", 30)
         lab.freeze(on=True)
@@ -122,29 +123,21 @@ def engine_killed(lab: Lab) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _small_engine(lab: Lab) -> Iterator[None]:
-    lab.stop("engine")
-    lab.engine(*SMALL_KV)
-    lab.engine_up()
-    try:
-        yield
-    finally:
-        lab.stop("engine")
-        lab.engine()
-        lab.engine_up()
-
-
-@contextlib.contextmanager
-def kv_cache_small(lab: Lab) -> Iterator[None]:
-    """A flag: a tenth of the KV cache. Then more long answers than fit, past the gateway, which would hold back."""
-    with _small_engine(lab), load(Front(lab.url("engine")), *(long_answer,) * 31):
-        yield
-
-
-@contextlib.contextmanager
 def kv_cache_tight(lab: Lab) -> Iterator[None]:
-    """The same with fewer: some wait, not many."""
-    with _small_engine(lab), load(Front(lab.url("engine")), *(long_answer,) * 11):
+    """A flag: a tenth of the KV cache. Then more long answers than fit, past the gateway, which would hold them back.
+
+    The alerts clear when the load ends; the flag stays for the next fault, for a start takes half a minute.
+    """
+    lab.engine_with(*SMALL_KV)
+    with load(Front(lab.url("engine")), *(long_answer,) * 11):
+        yield
+
+
+@contextlib.contextmanager
+def kv_cache_exhausted(lab: Lab) -> Iterator[None]:
+    """The same with so many that most of them wait."""
+    lab.engine_with(*SMALL_KV)
+    with load(Front(lab.url("engine")), *(long_answer,) * 31):
         yield
 
 
@@ -249,7 +242,7 @@ FAULTS = (
             Expected("EnginePreemptions"),
             Expected("EngineQueueSaturated"),
         ),
-        kv_cache_small,
+        kv_cache_exhausted,
         fire_s=240,
     ),
     Fault(

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,8 @@ class Lab:
     ports: dict[str, int] = field(default_factory=dict)
     running: dict[str, Running] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    engine_flags: tuple[str, ...] = ()
+    struck_at: float = 0  # monotonic: the last kill or freeze, for faults that take a while to return from it
 
     def __post_init__(self) -> None:
         names = ("engine", "gateway", "admin", "prometheus", "alertmanager", "node")
@@ -134,6 +137,7 @@ class Lab:
     def kill(self, name: str) -> None:
         """SIGKILL to the program, as the kernel would for want of memory; the guard clears up after it."""
         main = self.running[name].main()
+        self.struck_at = time.monotonic()
         if main is not None:
             main.kill()
         self.running.pop(name).guard.wait(30)
@@ -154,9 +158,17 @@ class Lab:
     # The services ---------------------------------------------------------------------------------------------------
 
     def engine(self, *flags: str) -> None:
-        """The real engine with the demo's profile, and more flags; returns when it answers."""
+        """Starts the real engine with the demo's profile, and more flags."""
         service = demo.plan(self._demo_ports(), self.model, None).services[0]
         self.start("engine", (*service.command, *flags), service.env)
+        self.engine_flags = flags
+
+    def engine_with(self, *flags: str) -> None:
+        """The engine restarted with these flags, unless it runs with them; returns when it answers."""
+        if self.engine_flags != flags:
+            self.stop("engine")
+            self.engine(*flags)
+        self.engine_up()
 
     def engine_up(self) -> None:
         def up() -> bool:
@@ -262,6 +274,7 @@ class Lab:
 
     def freeze(self, *, on: bool) -> None:
         """Stops the engine's computing process, or lets it go on."""
+        self.struck_at = time.monotonic() if on else self.struck_at
         for process in self.engine_core():
             process.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
 

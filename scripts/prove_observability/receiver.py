@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -51,11 +52,12 @@ class _Server:
 
     @staticmethod
     def _answer(handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
-        handler.send_response(status)
-        handler.send_header("Content-Type", "text/plain; version=0.0.4")
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # whoever asked may be gone: a scrape waits one second
+            handler.send_response(status)
+            handler.send_header("Content-Type", "text/plain; version=0.0.4")
+            handler.send_header("Content-Length", str(len(body)))
+            handler.end_headers()
+            handler.wfile.write(body)
 
     def get(self, path: str) -> tuple[int, bytes]:
         return 404, b""
@@ -88,12 +90,18 @@ class Receiver(_Server):
             self._told.append(told)
         return 200
 
-    def told(self, name: str, status: str, since: float, meant: Callable[[Mapping[str, str]], bool]) -> Told | None:
-        """The first such message since then, of an alert whose labels are meant."""
-        for told in list(self._told):
-            if told.at >= since and told.status == status and told.labels["alertname"] == name and meant(told.labels):
-                return told
-        return None
+    def firing(self, name: str, since: float, meant: Callable[[Mapping[str, str]], bool]) -> Told | None:
+        """The first message since then that the alert fires, of those whose labels are meant."""
+        return next((told for told in self._about(name, since, meant) if told.status == "firing"), None)
+
+    def resolved(self, name: str, since: float, meant: Callable[[Mapping[str, str]], bool]) -> Told | None:
+        """The last message since then, if it is the all-clear."""
+        told = self._about(name, since, meant)
+        return told[-1] if told and told[-1].status == "resolved" else None
+
+    def _about(self, name: str, since: float, meant: Callable[[Mapping[str, str]], bool]) -> list[Told]:
+        told = list(self._told)
+        return [one for one in told if one.at >= since and one.labels["alertname"] == name and meant(one.labels)]
 
 
 class Page(_Server):

@@ -24,7 +24,7 @@ def result(
     rounds, faults = {one.run for one in asked}, {outcome.fault for outcome in outcomes}
     queries = [one for one in kept["queries"] if one["run"] not in rounds] + [_run(one, asked[0]) for one in asked]
     alerts = [one for one in kept["alerts"] if one["fault"] not in faults]
-    alerts += [dataclasses.asdict(outcome) for outcome in outcomes]
+    alerts += [_alert(outcome) for outcome in outcomes]
     raised = {(one["alert"], one["severity"]) for one in alerts if one["problem"] is None}
     problems = [problem for one in queries for problem in one["problems"]]
     problems += [f"{one['fault']}: {one['problem']}" for one in alerts if one["problem"]]
@@ -37,6 +37,10 @@ def result(
         "queries": queries,
         "alerts": alerts,
     }
+
+
+def _alert(outcome: Outcome) -> dict[str, Any]:
+    return {key: value for key, value in dataclasses.asdict(outcome).items() if key != "told_at"}
 
 
 def _run(run: Asked, first: Asked) -> dict[str, Any]:

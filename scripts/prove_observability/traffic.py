@@ -87,17 +87,22 @@ async def mistaken(session: aiohttp.ClientSession, front: Front, _: random.Rando
     return 200
 
 
-async def spoilsport(session: aiohttp.ClientSession, front: Front, _: random.Random) -> int:
-    """A prompt that the engine refuses, among others that could be merged with it."""
-    await _post(session, front, "/v1/completions", {"prompt": "", "max_tokens": 4})
-    return 200
+async def spoilsport(session: aiohttp.ClientSession, front: Front, rng: random.Random) -> int:
+    """Three that can be merged, and that the engine refuses; and one too long, among others'."""
+    strange = {"max_tokens": 4, "stop_token_ids": [999_999]}
+    bodies = [{"prompt": words(rng, 6), **strange} for _ in range(3)]
+    bodies.append({"prompt": words(rng, 1200), "max_tokens": 4})
+    await asyncio.gather(*(_post(session, front, "/v1/completions", body) for body in bodies))
+    return 599  # and a pause
 
 
 async def hurried(session: aiohttp.ClientSession, front: Front, rng: random.Random) -> int:
-    """More than the engine can do by the client's own deadline."""
-    hasty = Front(front.url, front.key, deadline_s=1.5)
-    await _post(session, hasty, "/v1/completions", {"prompt": words(rng, 6), "max_tokens": 400, "ignore_eos": True})
-    return 599  # and a pause
+    """More than the engine can do by the client's own deadline, in one piece and as a stream."""
+    hasty = Front(front.url, front.key, deadline_s=2)
+    body = {"prompt": words(rng, 6), "max_tokens": 400, "ignore_eos": True}
+    await _post(session, hasty, "/v1/completions", body)
+    await _post(session, hasty, "/v1/completions", {**body, "stream": True})
+    return 599
 
 
 async def fresh_long(session: aiohttp.ClientSession, front: Front, rng: random.Random) -> int:
