@@ -5,8 +5,8 @@ Rooms import their own floor and those below, never in a circle (tests/unit/test
 1. errors, addresses, settings, keys, exchange, splice, protocol, sse, limits, progress, breaker, replica, targets,
    routing, merging, engine_metrics, prefixes, facts, findings, readings, advice, advice_engine, advice_gateway,
    advice_prefix: values and decisions, no event loop
-2. metrics, logs, tracing, ledger, admission, batching, monitor, replicas, discovery, advisor: state, and who may change
-   it
+2. metrics, logs, tracing, ledger, accounts, admission, batching, monitor, replicas, pools, discovery, advisor: state,
+   and who may change it
 3. server, client, calls, upstream, relay, coalescing: the wires to clients and engines
 4. inference, auth, middleware, health, routes: what a request meets
 5. app, __main__: wiring

@@ -1,4 +1,4 @@
-"""Admission: a bounded, fair queue in front of the engines. Nothing it refuses reaches one.
+"""Admission: a bounded, fair queue in front of one pool of engines (pools.py). Nothing it refuses reaches one.
 
 State: `in-flight` tokens and requests (open leases) and, per tenant, the waiting. A request is decided on arrival:
 
@@ -19,15 +19,14 @@ own deadline, since a restart takes longer than any queue should.
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import GatewayError, OverloadedError
+from gateway.errors import OverloadedError
 from gateway.keys import Tenant
-from gateway.limits import Allowance, DrainRate, Residence
+from gateway.limits import DrainRate, Residence
 from gateway.metrics import Metrics
 from gateway.settings import Admission as AdmissionSettings
 
@@ -80,22 +79,6 @@ class _Line:
     start: float = 0.0  # virtual time at which its next request may begin: its tokens so far, over its weight
 
 
-@dataclass(slots=True)
-class Charge:
-    """One request at its key's expense. `used_tokens`: what it came to; None leaves the estimate standing."""
-
-    used_tokens: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Account:
-    """What a tenant with limits of its own has used."""
-
-    in_flight: int = 0
-    requests: Allowance | None = None
-    tokens: Allowance | None = None
-
-
 class Admission:
     """Owner of the queue. `capacity_tokens` is set by whoever knows the engines; 0 means nothing is known yet."""
 
@@ -110,16 +93,10 @@ class Admission:
         self._lines: dict[str, _Line] = {}  # tenants with somebody waiting
         self._virtual = 0.0  # virtual time: the start tag of what was granted last
         self._finished: dict[str, float] = {}  # tenants that emptied their line ahead of virtual time
-        self._accounts: dict[str, _Account] = {}
         self._drain = DrainRate()
         self._residence = Residence()
         self._saturated_since_s: float | None = None
         self._paused = False
-        metrics.queued_requests.set_function(lambda: self.queued)
-        metrics.queued_tokens.set_function(lambda: self.queued_tokens)
-        metrics.in_flight_requests.set_function(lambda: self.in_flight)
-        metrics.in_flight_tokens.set_function(lambda: self.in_flight_tokens)
-        metrics.capacity_tokens.set_function(lambda: self.capacity_tokens)
 
     def __repr__(self) -> str:
         tokens = f"{self.in_flight_tokens}/{self.capacity_tokens} tokens"
@@ -150,6 +127,11 @@ class Admission:
             for waiter in line.waiters:
                 self._set_timeout(waiter, now)
 
+    def retire(self) -> None:
+        """It gets no new requests: those that wait have only each other to wait for."""
+        self.pause(False)
+        self._grant()
+
     async def acquire(self, tenant: Tenant, tokens: int, deadline_s: float) -> Lease:
         """Wait for a lease on `tokens`, at the longest until `deadline_s` on this admission's clock.
 
@@ -159,27 +141,6 @@ class Admission:
         lease = await self._wait(tenant, tokens, now, deadline_s)
         self._metrics.queue_seconds.observe(lease.granted_s - now)
         return lease
-
-    @contextmanager
-    def charge(self, tenant: Tenant, tokens: int) -> Iterator["Charge"]:
-        """Hold a client's request against its key's own limits, whether it takes an engine call or shares another's.
-
-        Raises OverloadedError. A request refused later costs nothing; one that got no answer, no tokens.
-        """
-        account = self._charge(tenant, tokens, self._clock())
-        charge = Charge()
-        try:
-            yield charge
-        except GatewayError as error:
-            charge.used_tokens = 0
-            if account is not None and account.requests is not None and isinstance(error, OverloadedError):
-                account.requests.give_back(1)
-            raise
-        finally:
-            if account is not None:
-                account.in_flight -= 1
-                if account.tokens is not None and charge.used_tokens is not None:
-                    account.tokens.give_back(tokens - charge.used_tokens)
 
     async def _wait(self, tenant: Tenant, tokens: int, now: float, deadline_s: float) -> Lease:
         if not self._lines and self._fits(tokens):
@@ -254,7 +215,6 @@ class Admission:
             assert line.tokens == sum(waiter.tokens for waiter in line.waiters), self
             assert all(waiter.granted.cancelled() for waiter in line.waiters if waiter.granted.done()), self
         assert self.queued_tokens == sum(line.tokens for line in self._lines.values()), self
-        assert all(account.in_flight >= 0 for account in self._accounts.values()), self
 
     # -- deciding: no awaits below this line ---------------------------------------------------------------------------
 
@@ -355,35 +315,3 @@ class Admission:
     def _refusal(self, cause: str, tenant: Tenant, detail: str, retry_after_s: float) -> OverloadedError:
         self._metrics.shed.labels(cause, tenant.name).inc()
         return OverloadedError(f"overloaded: {detail}", cause=cause, retry_after_s=retry_after_s)
-
-    def _charge(self, tenant: Tenant, tokens: int, now: float) -> _Account | None:
-        """Take what the key's own limits allow; None where it has none. Raises OverloadedError."""
-        if tenant.concurrent is None and tenant.requests_per_minute is None and tenant.tokens_per_minute is None:
-            return None
-        account = self._accounts.setdefault(tenant.name, _Account())
-        if tenant.concurrent is not None and account.in_flight >= tenant.concurrent:
-            raise self._refusal(
-                "key_concurrency", tenant, f"this key may have {tenant.concurrent} requests at once", 1.0
-            )
-        account.requests = _allowance(account.requests, tenant.requests_per_minute, now)
-        account.tokens = _allowance(account.tokens, tenant.tokens_per_minute, now)
-        if account.requests is not None and (wait_s := account.requests.take(1, now)):
-            raise self._refusal(
-                "key_requests", tenant, f"this key may send {tenant.requests_per_minute} requests a minute", wait_s
-            )
-        if account.tokens is not None and (wait_s := account.tokens.take(tokens, now)):
-            if account.requests is not None:
-                account.requests.give_back(1)
-            raise self._refusal(
-                "key_tokens", tenant, f"this key may use {tenant.tokens_per_minute} tokens a minute", wait_s
-            )
-        account.in_flight += 1
-        return account
-
-
-def _allowance(current: Allowance | None, per_minute: int | None, now: float) -> Allowance | None:
-    if per_minute is None:
-        return None
-    if current is None or current.per_minute != per_minute:  # first use, or the keys file changed
-        return Allowance.full(per_minute, now)
-    return current

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from gateway.admission import Admission
 from gateway.advisor import Advisor
 from gateway.auth import AdminToken, Authenticator, read_secret
 from gateway.client import App, Receive, Scope, Send
@@ -19,6 +18,7 @@ from gateway.inference import Inference
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.middleware import GOODBYE_S, Edge
+from gateway.pools import Admissions
 from gateway.protocol import HOT_ROUTES, route
 from gateway.replicas import Replicas
 from gateway.routes import admin_app, public_app
@@ -44,7 +44,7 @@ class Gateway:
         self.metrics = Metrics()
         self.authenticator = Authenticator(settings.auth, self.metrics)
         token = AdminToken(settings.auth.admin_token_file)
-        self.admission = Admission(settings.admission, self.metrics, clock)
+        self.admission = Admissions(settings.admission, self.metrics, clock)
         self.replicas = Replicas(settings, self.metrics, clock, engine_key, self._replicas_changed)
         self.discovery = Discovery(settings, self.metrics, self.replicas.list_urls, resolve)
         self.upstream = Upstream(settings.timeouts, settings.limits.max_answer_bytes, engine_key)
@@ -112,10 +112,7 @@ class Gateway:
         return model in self.settings.aliases or self.replicas.knows(model)
 
     def _replicas_changed(self) -> None:
-        # While every engine is away the last figure stays: the waiting room still has to be bounded.
-        if capacity := self.replicas.capacity_tokens:
-            self.admission.set_capacity(capacity)
-        self.admission.pause(not self.replicas.ready())
+        self.admission.arrange(self.replicas.all)
 
 
 def _dispatch(hot: App, cold: App) -> App:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from gateway.admission import Admission
 from gateway.advisor import Advisor
 from gateway.discovery import Discovery
 from gateway.inference import Inference
 from gateway.middleware import Edge
+from gateway.pools import Admissions
 from gateway.replicas import Replicas
 
 
@@ -17,7 +17,7 @@ class Health:
         self,
         replicas: Replicas,
         discovery: Discovery,
-        admission: Admission,
+        admission: Admissions,
         inference: Inference,
         advisor: Advisor,
     ) -> None:
@@ -69,6 +69,7 @@ class Health:
                 "queued": admission.queued,
                 "queued_tokens": admission.queued_tokens,
                 "drain_tokens_per_s": admission.drain_tokens_per_s,
+                "pools": admission.status(),
             },
             "microbatches": {"waiting": self._inference.batcher.waiting},
             "advice": self._advisor.advice(),

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from gateway.admission import Admission
 from gateway.batching import MicroBatcher, Target
 from gateway.calls import Begun, Call, Issued, works
 from gateway.client import BodyRoom, ClientSink, ClientWatch, Receive, Scope, Send, Sink, read_body, request_timeout_s
@@ -36,6 +35,7 @@ from gateway.exchange import Exchange, Reply
 from gateway.limits import TokenEstimator, request_cost
 from gateway.merging import mergeable
 from gateway.metrics import Metrics
+from gateway.pools import Admissions
 from gateway.prefixes import Look, Prefixes, outcomes
 from gateway.protocol import HOT_ROUTES, Envelope, Kind, carries_grammar, parse, unknown_model, with_fields
 from gateway.relay import StreamRelay, read_whole
@@ -58,7 +58,7 @@ class Inference:
         self,
         settings: Settings,
         replicas: Replicas,
-        admission: Admission,
+        admission: Admissions,
         upstream: Upstream,
         metrics: Metrics,
         clock: Callable[[], float],
@@ -97,7 +97,7 @@ class Inference:
         sink = ClientSink(send, exchange, self._clock)
         with ClientWatch(receive, sink):
             self._require_engine(self._served_model(envelope))
-            with self._admission.charge(exchange.owner, self._cost(envelope)) as charge:
+            with self._admission.accounts.charge(exchange.owner, self._cost(envelope)) as charge:
                 await self._share_or_serve(exchange, envelope, sink, deadline_s)
                 if exchange.prompt_tokens:
                     charge.used_tokens = exchange.prompt_tokens + exchange.generation_tokens
@@ -133,7 +133,7 @@ class Inference:
     def _require_engine(self, model: str) -> None:
         replicas = self._replicas
         if not replicas.knows(model) and replicas.discovered:
-            raise unknown_model(model)
+            raise unknown_model(model, {*replicas.models, *self._settings.aliases})
         if not replicas.ready(model) and not replicas.restarting(model):
             raise UnavailableError(f"no engine is ready: {replicas.explain()}", retry_after_s=5)
 
@@ -142,7 +142,7 @@ class Inference:
         deadline_s = exchange.arrived_s + (timeout_s or settings.timeouts.total_s)
         tokens = self._cost(envelope)
         exchange.phase = "queued"
-        with await self._admission.acquire(exchange.owner, tokens, deadline_s):
+        with await self._admission.of(self._served_model(envelope)).acquire(exchange.owner, tokens, deadline_s):
             exchange.phase = "waiting"
             try:
                 async with asyncio.timeout(deadline_s - self._clock()) as limit:

@@ -56,6 +56,10 @@ class Metrics:
         self.capacity_tokens = gauge(
             "capacity_tokens", "Tokens admitted at once; 0 while no engine has told its capacity."
         )
+        # The same by pool: a model and those that share an engine with it, under the first of their names.
+        self.pool_capacity_tokens = gauge("pool_capacity_tokens", "Tokens admitted at once, by pool.", "model")
+        self.pool_in_flight_tokens = gauge("pool_in_flight_tokens", "Tokens of admitted requests, by pool.", "model")
+        self.pool_queued_tokens = gauge("pool_queued_tokens", "Tokens of waiting requests, by pool.", "model")
         self.shed = counter(
             "shed_total", "Requests refused with 429 or 503 before they reached an engine.", "cause", "tenant"
         )

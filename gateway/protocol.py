@@ -6,7 +6,7 @@ own spelling of everything else survives even then.
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ class Kind(enum.Enum):
 HOT_ROUTES: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 
 MOST_INTEGER = 2**31 - 1
+NAMED_MODELS = 20  # in the refusal of an unknown one
 # The one field of each dialect that its engine route reads; chat has two, the newer one first.
 _ANSWER_LIMITS = {
     Kind.CHAT: ("max_completion_tokens", "max_tokens"),
@@ -334,9 +335,13 @@ def route(method: str, path: str) -> Kind | None:
     return HOT_ROUTES.get(path) if method == "POST" else None
 
 
-def unknown_model(model: str) -> NotFoundError:
+def unknown_model(model: str, known: Iterable[str]) -> NotFoundError:
+    """Names a few of those there are: the mistake is mostly one of spelling."""
+    names = sorted(known)
+    told = ", ".join(name[:100] for name in names[:NAMED_MODELS])
+    more = f" and {len(names) - NAMED_MODELS} more (GET /v1/models lists them)" if len(names) > NAMED_MODELS else ""
     return NotFoundError(
-        f"the model {model[:200]!r} does not exist here (GET /v1/models lists those that do)",
+        f"the model {model[:200]!r} does not exist here; these do: {told}{more}",
         param="model",
         code="model_not_found",
     )

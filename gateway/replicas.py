@@ -236,7 +236,3 @@ class Replicas:
             model: tuple(replica for replica in self._ready if model in replica.models) for model in self._models
         }
         self._on_change()
-
-    @property
-    def capacity_tokens(self) -> int:
-        return sum(replica.capacity_tokens or 0 for replica in self._ready)

@@ -61,7 +61,7 @@ def public_app(settings: Settings, replicas: Replicas, health: Health) -> FastAP
         for entry in listed():
             if entry["id"] == name:
                 return entry
-        raise unknown_model(name)
+        raise unknown_model(name, (entry["id"] for entry in listed()))
 
     return app
 

@@ -69,13 +69,16 @@ class Admission(Section):
     capacity_tokens: int | None = Field(
         None,
         ge=1,
-        description="Tokens (prompt estimate + max_tokens) in flight at once; unset: the engines' own KV cache size.",
+        description="Tokens (prompt estimate + max_tokens) in flight at once, of each model (models that share an "
+        "engine count as one); unset: its engines' own KV cache size.",
     )
     max_in_flight: int = Field(
-        1024, ge=1, description="Requests in flight at once, whatever their size; also the connection limit."
+        1024,
+        ge=1,
+        description="Requests of a model in flight at once, whatever their size; also the limit of connections.",
     )
     max_queue_tokens: int = Field(
-        262144, ge=0, description="Tokens that may wait in the gateway; beyond it requests are refused."
+        262144, ge=0, description="Tokens of a model that may wait in the gateway; beyond it requests are refused."
     )
     max_wait_s: Seconds = Field(
         30,

@@ -102,8 +102,8 @@ async def measure(runs: int) -> dict[str, float]:
     gateway = Gateway(Settings(auth={"disabled": True}, logs={"access": False}))
     replica = gateway.replicas.all[0]
     replica.models, replica.state, replica.block_size = {MODEL: 8192}, State.READY, 16
+    replica.capacity_tokens = 100_000
     gateway.replicas.learned()
-    gateway.admission.set_capacity(100_000)
     events = [*map(event, range(EVENTS)), b"data: [DONE]\n\n"]
 
     async def post(url: str, body: bytes, headers: dict[str, str]) -> Answer:

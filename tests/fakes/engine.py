@@ -110,6 +110,7 @@ class FakeEngine:
         self.models_page: str | None = None
         self.health_delay_s = 0.0
         self.api_key: str | None = None  # /v1 asks for it
+        self.only: set[str] | None = None  # the routes it has, as a pooling engine has no completions
         self.gate: asyncio.Event | None = None  # streams send their headers, then wait for it
         self._thaw = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -210,6 +211,8 @@ class FakeEngine:
         self.seen.append(seen)
         if (unauthorized := self._keyless(request)) is not None:
             return unauthorized
+        if self.only is not None and request.path not in self.only:
+            return web.json_response({"detail": "Not Found"}, status=404)
         self.active += 1
         self.peak = max(self.peak, self.active)
         try:

@@ -1,0 +1,98 @@
+"""What each key may have by its own limits: requests at once, requests and tokens a minute. Whatever the model."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gateway.errors import GatewayError, OverloadedError
+from gateway.keys import Tenant
+from gateway.limits import Allowance
+from gateway.metrics import Metrics
+
+
+@dataclass(slots=True)
+class Charge:
+    """One request at its key's expense. `used_tokens`: what it came to; None leaves the estimate standing."""
+
+    used_tokens: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Account:
+    """What a tenant with limits of its own has used."""
+
+    in_flight: int = 0
+    requests: Allowance | None = None
+    tokens: Allowance | None = None
+
+
+class Accounts:
+    """Owner of the accounts: one for each tenant that has limits."""
+
+    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}
+
+    def __repr__(self) -> str:
+        return f"<Accounts {len(self._accounts)}, {sum(a.in_flight for a in self._accounts.values())} in-flight>"
+
+    @contextmanager
+    def charge(self, tenant: Tenant, tokens: int) -> Iterator[Charge]:
+        """Hold a client's request against its key's own limits, whether it takes an engine call or shares another's.
+
+        Raises OverloadedError. A request refused later costs nothing; one that got no answer, no tokens.
+        """
+        account = self._take(tenant, tokens, self._clock())
+        charge = Charge()
+        try:
+            yield charge
+        except GatewayError as error:
+            charge.used_tokens = 0
+            if account is not None and account.requests is not None and isinstance(error, OverloadedError):
+                account.requests.give_back(1)
+            raise
+        finally:
+            if account is not None:
+                account.in_flight -= 1
+                if account.tokens is not None and charge.used_tokens is not None:
+                    account.tokens.give_back(tokens - charge.used_tokens)
+
+    def check_integrity(self) -> None:
+        assert all(account.in_flight >= 0 for account in self._accounts.values()), self
+
+    def _take(self, tenant: Tenant, tokens: int, now: float) -> _Account | None:
+        """Take what the key's own limits allow; None where it has none. Raises OverloadedError."""
+        if tenant.concurrent is None and tenant.requests_per_minute is None and tenant.tokens_per_minute is None:
+            return None
+        account = self._accounts.setdefault(tenant.name, _Account())
+        if tenant.concurrent is not None and account.in_flight >= tenant.concurrent:
+            raise self._refusal(
+                "key_concurrency", tenant, f"this key may have {tenant.concurrent} requests at once", 1.0
+            )
+        account.requests = _allowance(account.requests, tenant.requests_per_minute, now)
+        account.tokens = _allowance(account.tokens, tenant.tokens_per_minute, now)
+        if account.requests is not None and (wait_s := account.requests.take(1, now)):
+            raise self._refusal(
+                "key_requests", tenant, f"this key may send {tenant.requests_per_minute} requests a minute", wait_s
+            )
+        if account.tokens is not None and (wait_s := account.tokens.take(tokens, now)):
+            if account.requests is not None:
+                account.requests.give_back(1)
+            raise self._refusal(
+                "key_tokens", tenant, f"this key may use {tenant.tokens_per_minute} tokens a minute", wait_s
+            )
+        account.in_flight += 1
+        return account
+
+    def _refusal(self, cause: str, tenant: Tenant, detail: str, retry_after_s: float) -> OverloadedError:
+        self._metrics.shed.labels(cause, tenant.name).inc()
+        return OverloadedError(f"overloaded: {detail}", cause=cause, retry_after_s=retry_after_s)
+
+
+def _allowance(current: Allowance | None, per_minute: int | None, now: float) -> Allowance | None:
+    if per_minute is None:
+        return None
+    if current is None or current.per_minute != per_minute:  # first use, or the keys file changed
+        return Allowance.full(per_minute, now)
+    return current
