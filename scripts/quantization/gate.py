@@ -93,7 +93,7 @@ def judge(
             failed.append(f"top-1 agreement {figures.top1:.3f}; at least {limits.top1_min:.3f} is expected")
     counted = [found for found in talks if found.counts]
     wrong = [found for found in counted if found.artifact_wrong]
-    if len(wrong) > len(counted) * config.chats_wrong_max:
+    if len(wrong) > len(counted) * limits.chats_wrong_max:
         first = wrong[0]
         failed.append(
             f"{len(wrong)} of {len(counted)} sanity chats went wrong; "

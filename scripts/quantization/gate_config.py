@@ -44,11 +44,14 @@ class Chat(_Part):
 
 
 class Limits(_Part):
-    """ppl_rise_max: 0.2 allows 20 % above the original's. kl_mean_max: nats a token. top1_min: share of positions."""
+    """ppl_rise_max: 0.2 allows 20 % above the original's. kl_mean_max: nats a token. top1_min: share of positions.
+    chats_wrong_max: share of the chats that count; a small model answers some oddly whatever its weights are.
+    """
 
     ppl_rise_max: float = Field(gt=0)
     kl_mean_max: float = Field(gt=0)
     top1_min: float = Field(gt=0, le=1)
+    chats_wrong_max: float = Field(0.25, ge=0, lt=1)
 
 
 class SizeClass(_Part):
@@ -82,7 +85,6 @@ class GateConfig(_Part):
     chats: tuple[Chat, ...] = Field(min_length=1)
     chat_tokens: int = Field(200, ge=8)
     chats_min: int = Field(2, ge=1)
-    chats_wrong_max: float = Field(0.34, ge=0, lt=1)
     sizes: tuple[SizeClass, ...] = Field(min_length=1)
     speed: Speed = Speed()
     engine: Engine = Engine()

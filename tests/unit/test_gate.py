@@ -147,8 +147,8 @@ def test_another_tokenizer_fails_whatever_the_figures_are() -> None:
 def test_a_chat_that_goes_wrong_is_told_why(answer: Answer, wrong: str) -> None:
     (found,) = talks(answer)
     assert found.artifact_wrong.startswith(wrong)
-    verdict = judge(CONFIG, SMALL, figures(), talks(GOOD, GOOD, answer, answer), None)
-    assert (verdict.verdict, verdict.reasons[0][:6]) == ("FAIL", "2 of 4")
+    verdict = judge(CONFIG, SMALL, figures(), talks(GOOD, answer, answer, answer), None)
+    assert (verdict.verdict, verdict.reasons[0][:6]) == ("FAIL", "3 of 4")
 
 
 def test_what_the_original_can_not_do_itself_does_not_count_against_the_artifact() -> None:
