@@ -7,8 +7,9 @@ What may share a call is merging.py's to say. Requests that may, for one replica
 2. a group is open: join it; full by tokens, then by count: it leaves at once.
 3. otherwise open one; it leaves after window_ms, or as soon as the replica runs dry.
 
-A group of one goes alone with its client's own bytes. If the engine refuses the merged call (4xx) or can't be reached,
-each member goes alone: only the guilty hear of it. Any other failure is everybody's, since the work may have begun.
+A group of one goes alone with its client's own bytes. If the engine refuses the merged call (4xx), each member goes
+alone: only the guilty hear of it. Any other failure is everybody's, since the work may have begun; one that can't be
+reached is, too, and each member's caller then looks for another.
 """
 
 import asyncio
@@ -168,10 +169,9 @@ class MicroBatcher:
         replies: Sequence[Reply | None]
         try:
             replies = await self._ask(group, members)
-        except UpstreamUnreachableError:
-            self._metrics.splits.labels("unreachable").inc()
-            replies = [None] * len(members)
         except GatewayError as error:
+            if isinstance(error, UpstreamUnreachableError):
+                self._metrics.splits.labels("unreachable").inc()
             for member in members:
                 if not member.reply.done():
                     member.reply.set_exception(error)
