@@ -16,6 +16,7 @@ from scripts.prove_observability.traffic import (
     fresh_long,
     load,
     long_answer,
+    middling_answer,
     mistaken,
     talkative,
 )
@@ -135,9 +136,9 @@ def kv_cache_tight(lab: Lab) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kv_cache_exhausted(lab: Lab) -> Iterator[None]:
-    """The same with so many that most of them wait."""
+    """The same with so many that most of them wait, and shorter answers."""
     lab.engine_with(*SMALL_KV)
-    with load(Front(lab.url("engine")), *(long_answer,) * 31):
+    with load(Front(lab.url("engine")), *(middling_answer,) * 40):
         yield
 
 
@@ -235,7 +236,7 @@ FAULTS = (
     ),
     Fault(
         "KV cache exhausted",
-        "the same with thirty-one",
+        "the same with forty shorter ones",
         (
             Expected("EngineKvPressure", "critical"),
             Expected("EngineKvPressure", "warning", inhibited=True),

@@ -116,6 +116,12 @@ async def long_answer(session: aiohttp.ClientSession, front: Front, rng: random.
     return await _post(session, front, "/v1/completions", body)
 
 
+async def middling_answer(session: aiohttp.ClientSession, front: Front, rng: random.Random) -> int:
+    """As long_answer, but one ends every second or so, so that what it waited is known soon."""
+    body = {"prompt": words(rng, 6), "max_tokens": 150, "ignore_eos": True, "stream": True}
+    return await _post(session, front, "/v1/completions", body)
+
+
 async def talkative(session: aiohttp.ClientSession, front: Front, rng: random.Random) -> int:
     """A stream of middling length, short enough that several end within any window."""
     body = {"prompt": words(rng, 10), "max_tokens": 40, "ignore_eos": True, "stream": True}
