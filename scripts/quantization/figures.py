@@ -62,6 +62,11 @@ class Figures:
         return self.ppl_artifact / self.ppl_original - 1
 
 
+def rise(value: float) -> str:
+    """A ppl_rise for people: +15.9%, or how many times where a percentage says nothing any more."""
+    return f"{value:+.1%}" if value < 9 else f"{value + 1:,.3g} times"
+
+
 # Upper edges of the histogram's bars; the last bar is open.
 EDGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 

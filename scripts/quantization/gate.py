@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scripts.quantization.figures import Figures
+from scripts.quantization.figures import Figures, rise
 from scripts.quantization.gate_config import Chat, GateConfig, SizeClass
 from scripts.quantization.language import speaks
 
@@ -84,7 +84,7 @@ def judge(
     if figures is not None:
         if figures.ppl_rise > limits.ppl_rise_max:
             failed.append(
-                f"perplexity {figures.ppl_artifact:.4g} is {figures.ppl_rise:+.1%} against the original's "
+                f"perplexity {figures.ppl_artifact:.4g} is {rise(figures.ppl_rise)} against the original's "
                 f"{figures.ppl_original:.4g}; {limits.ppl_rise_max:+.0%} is allowed"
             )
         if figures.kl_mean > limits.kl_mean_max:

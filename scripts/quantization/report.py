@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from scripts.quantization import pictures
-from scripts.quantization.figures import EDGES
+from scripts.quantization.figures import EDGES, rise
 from scripts.quantization.manifest import Manifest
 
 _MEANING = {
@@ -82,7 +82,7 @@ def _table(gate: Mapping[str, Any]) -> str:
     rows = (
         (
             "Perplexity",
-            f"{found['ppl_original']:.4g} → {found['ppl_artifact']:.4g} ({found['ppl_rise']:+.1%})",
+            f"{found['ppl_original']:.4g} → {found['ppl_artifact']:.4g} ({rise(found['ppl_rise'])})",
             f"{limits['ppl_rise_max']:+.0%} at most",
             found["ppl_rise"] <= limits["ppl_rise_max"],
         ),
