@@ -17,8 +17,10 @@ from typing import Any, Protocol
 
 import orjson
 
-# The preferred replica is left when it holds this many times the mean load: bounded-load rendezvous.
+# The preferred replica is left when it holds this many times the mean load: bounded-load rendezvous,
 LOAD_BOUND = 1.25
+# and more requests than this: an engine decodes so few together about as fast as one, and prefills none of them for it.
+SPARE = 8
 # Of a conversation, up to its first user message: long enough to tell system prompts apart, and the same in every turn.
 AFFINITY_BYTES = 1024
 # Of a bare text, which may grow from call to call at its end: what is shorter has next to nothing cached.
@@ -68,7 +70,7 @@ def choose(candidates: Sequence[Routable], key: bytes | None = None) -> int | No
         value = point ^ _url_digest(candidate.url)  # `_mix`, written out: a call for each costs more than all the rest
         value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         value ^= value >> 27
-        if value > best_rank and candidate.in_flight < bound * candidate.weight:
+        if value > best_rank and (candidate.in_flight < SPARE or candidate.in_flight < bound * candidate.weight):
             best, best_rank = i, value
         if value > loaded_rank:
             loaded, loaded_rank = i, value

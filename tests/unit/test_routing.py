@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.routing import LOAD_BOUND, Candidate, affinity, choose, rank
+from gateway.routing import LOAD_BOUND, SPARE, Candidate, affinity, choose, rank
 
 
 def idle(count: int) -> list[Candidate]:
@@ -53,6 +53,16 @@ def test_a_replica_far_above_the_mean_is_passed_over_in_the_keys_own_order() -> 
     assert choose(loaded, key) == order[1]
 
 
+def test_a_few_requests_are_no_load_that_a_conversation_would_leave_its_cache_for() -> None:
+    """The mean is next to nothing here, and a single request would be above it."""
+    key = b"conversation"
+    candidates = idle(3)
+    favourite = max(range(3), key=lambda i: rank(key, candidates[i].url))
+    for in_flight, stays in ((1, True), (SPARE - 1, True), (SPARE, False)):
+        loaded = [Candidate(c.url, in_flight if i == favourite else 0) for i, c in enumerate(candidates)]
+        assert (choose(loaded, key) == favourite) is stays, in_flight
+
+
 def test_affinity_holds_while_the_load_is_within_its_bound() -> None:
     key = b"conversation"
     candidates = idle(3)
@@ -71,7 +81,7 @@ def test_a_decision_among_64_replicas_takes_less_than_50_microseconds() -> None:
 
 def test_where_all_are_at_the_bound_the_keys_order_decides() -> None:
     """The bound lies above the mean, so only weights that rounding makes too small bring this about."""
-    candidates = [Candidate(c.url, 5, weight=1e-320) for c in idle(3)]
+    candidates = [Candidate(c.url, 50, weight=1e-320) for c in idle(3)]
     assert choose(candidates, b"key") == max(range(3), key=lambda i: rank(b"key", candidates[i].url))
 
 
