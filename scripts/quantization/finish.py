@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,23 @@ def check(out: Path, method: str) -> None:
     packed = "qweight" if method == "awq" else "weight_packed"
     if found is None or not any(name.endswith(packed) for name in found.tensors):
         raise QuantizeError(f"the producer saved no {packed} tensors: nothing was quantized")
+
+
+def settle(path: Path) -> None:
+    """Puts a shard's metadata into the order of its names, in place: the library's order is random, and the same
+    weights would have another checksum each time. The header's length stays."""
+    with path.open("r+b") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        raw = file.read(length)
+        header = json.loads(raw)
+        told = header.pop("__metadata__", None)
+        if told:
+            header = {"__metadata__": dict(sorted(told.items())), **header}
+        settled = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(settled) > length:
+            raise QuantizeError(f"{path.name} has a header of an unknown form")
+        file.seek(8)
+        file.write(settled.ljust(length))
 
 
 def files(out: Path) -> dict[str, manifest.File]:

@@ -78,7 +78,7 @@ def _make(plan: Plan, progress: Progress, say: Callable[[str], None], stock: boo
     out.mkdir()
     with _said_shortly(plan), memory.bounded(None if limit is None else round(limit * GIB)):
         with progress.stage("trial"):
-            _bound_card(plan)
+            _bound(plan)
             trial.run(plan.config, plan.device.kind, plan.partial)
             produce = producers.load(plan.config.producer)
         work = producers.Work(
@@ -97,6 +97,8 @@ def _make(plan: Plan, progress: Progress, say: Callable[[str], None], stock: boo
         finish.configs(directory, out, quantization, plan.end_of_turn)
         finish.check(out, method)
         for path in out.iterdir():
+            if path.suffix == ".safetensors":
+                finish.settle(path)
             path.rename(plan.partial / path.name)
         out.rmdir()
         (plan.partial / manifest.HELD_OUT).write_bytes(plan.prepared.held_out)
@@ -148,7 +150,7 @@ def _manifest(
     )
 
 
-def _bound_card(plan: Plan) -> None:
+def _bound(plan: Plan) -> None:
     """The job's own allocator refuses what would pass the limit: an engine on the same card loses nothing to us."""
     device = plan.device
     if device is None or device.card is None or device.limit is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.planner.checkpoint import read_header
 from scripts.planner.numbers import GIB
 from scripts.quantization import QuantizeError, card, finish, manifest, memory
 from scripts.quantization.progress import Progress, human, left_behind
@@ -91,6 +92,23 @@ def test_publishing_is_one_rename_and_files_can_be_read_by_others(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
     assert target.stat().st_mode & 0o777 == 0o755
     assert (target / "a").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_shards_metadata_gets_one_order_and_its_tensors_stay(tmp_path: Path) -> None:
+    """Two files that differ in that order alone become one."""
+    tensors = {"w": {"dtype": "I32", "shape": [2], "data_offsets": [0, 8]}}
+    made = []
+    for index, names in enumerate((("format", "lm_head.weight"), ("lm_head.weight", "format"))):
+        raw = (
+            json.dumps({"__metadata__": dict.fromkeys(names, "pt"), **tensors}, separators=(",", ":")).encode() + b"  "
+        )
+        path = tmp_path / f"{index}.safetensors"
+        path.write_bytes(len(raw).to_bytes(8, "little") + raw + b"12345678")
+        finish.settle(path)
+        made.append(path.read_bytes())
+    assert made[0] == made[1]
+    assert made[0].endswith(b"12345678")
+    assert read_header(tmp_path / "0.safetensors")["w"].shape == (2,)
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------
