@@ -4,11 +4,12 @@ The names are a contract with users and tests. A wrong value, or a name that doe
 line a mistake: key, value, expectation. docs/settings.md lists them all (a test keeps it complete).
 """
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
@@ -322,8 +323,36 @@ def _explain(error: ValidationError) -> list[str]:
 _USERINFO = re.compile(r"://[^/@\s]*@")  # a password in a URL must not end up in a log
 
 
-def _json_example(field: str) -> str:
-    return {"engines": '["http://engine:8000"]', "aliases": '{"my-model": "smollm2"}'}.get(field, '{"key": "value"}')
+def _no_json(field: str) -> tuple[str, str]:
+    """Key and value of the variable that should hold a list or mapping: the field's own, or one of its section's."""
+    section = Settings.model_fields[field].annotation
+    inner = section.model_fields if isinstance(section, type) and issubclass(section, BaseModel) else {}
+    for name, part in inner.items():
+        value = os.environ.get(f"{ENV_PREFIX}{field}__{name}".upper(), "")
+        if get_origin(part.annotation) is tuple and value and not _is_json(value):
+            return f"{field}.{name}", value
+    return field, os.environ.get(ENV_PREFIX + field.upper(), "")
+
+
+def _is_json(value: str) -> bool:
+    try:
+        json.loads(value)
+    except ValueError:
+        return False
+    return True
+
+
+_EXAMPLES = {
+    "engines": '["http://engine:8000"]',
+    "aliases": '{"my-model": "smollm2"}',
+    "discovery.files": '["/etc/gateway/engines.json"]',
+    "discovery.dns": '["http://engine:8000"]',
+    "cors.allow_origins": '["https://app.example.com"]',
+}
+
+
+def _json_example(key: str) -> str:
+    return _EXAMPLES.get(key, '{"key": "value"}')
 
 
 def load() -> Settings:
@@ -351,9 +380,8 @@ def load() -> Settings:
         told = {name.upper().removeprefix(ENV_PREFIX).replace("__", ".").lower() for name in unknown}
         mistakes += [line for line in _explain(error) if line.partition(" is not a setting")[0] not in told]
     except SourceError as error:  # a list or mapping in the environment that is no JSON
-        field = str(error).partition('field "')[2].partition('"')[0]
-        value = os.environ.get(ENV_PREFIX + field.upper(), "")
-        mistakes.append(f"{field} = {value!r}: expected JSON, for instance {_json_example(field)}")
+        key, value = _no_json(str(error).partition('field "')[2].partition('"')[0])
+        mistakes.append(f"{key} = {value!r}: expected JSON, for instance {_json_example(key)}")
     if mistakes:
         raise SettingsError("\n".join(mistakes))
     return settings

@@ -107,6 +107,8 @@ def test_without_a_keys_file_it_refuses_to_start_unless_auth_is_disabled_outrigh
         ("CIRCUIT__FAILURES", "0", "circuit.failures", "greater than or equal to 1"),
         ("CIRCUIT__SHARE", "1.5", "circuit.share", "less than or equal to 1"),
         ("DISCOVERY__FILES", '["/etc/engines.txt"]', "discovery.files.0", "*.json, *.yml or *.yaml"),
+        ("DISCOVERY__FILES", "engines.json", "discovery.files", '["/etc/gateway/engines.json"]'),
+        ("CORS__ALLOW_ORIGINS", "https://a.example", "cors.allow_origins", '["https://app.example.com"]'),
         ("DISCOVERY__DNS", '["engine:8000"]', "discovery.dns.0", "URL"),
         ("DISCOVERY__DNS", '["https://engine:8000"]', "discovery.dns.0", "by their addresses"),
         ("DISCOVERY__DNS", '["http://engine:8000/v1"]', "discovery.dns.0", "without a path"),
