@@ -10,6 +10,17 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80,
 _SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.4, 0.8, 1.6, 5, 20, 60, 120)
 _WINDOW_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.012, 0.015, 0.02, 0.03, 0.06, 0.25, 1)
 
+_FAILURES = (
+    *("unreachable", "UpstreamUnreachable", "UpstreamTimeout", "UpstreamFailed", "engine_5xx", "engine_error_event"),
+    *("broken_stream", "timeout_in_stream", "unreadable_stream", "deadline", "shutdown"),
+)
+
+
+def _at_zero(series: Counter, causes: tuple[str, ...]) -> None:
+    """Exported from the start: `increase` does not see the first event of a series that begins with it."""
+    for cause in causes:
+        series.labels(cause)
+
 
 class Metrics:
     """One registry with all of it; made once per gateway, handed to whoever counts."""
@@ -77,6 +88,7 @@ class Metrics:
         )
         self.merged = counter("merged_requests_total", "Requests answered from a merged call.")
         self.splits = counter("microbatch_splits_total", "Merged calls taken apart again, by cause.", "cause")
+        _at_zero(self.splits, ("unreachable", "refused", "no_accounting"))
         self.coalesced = counter("coalesced_requests_total", "Requests that shared another's engine call.")
         # What the prefix cache could make of the prompts (prefixes.py says what the outcomes mean).
         self.prefix_tokens = counter(
@@ -85,6 +97,7 @@ class Metrics:
         self.prefix_entries = gauge("prefix_entries", "Leading parts of prompts that are remembered, as hashes.")
         # Engines.
         self.failures = counter("upstream_failures_total", "Engine calls that failed, by cause.", "cause")
+        _at_zero(self.failures, _FAILURES)
         self.retries = counter("upstream_retries_total", "Calls sent again to an engine that had seen nothing of them.")
         self.upstream_calls = gauge("upstream_calls", "Calls to engines open now.", "replica")
         self.replica_ready = gauge("replica_ready", "1 while a replica takes requests.", "replica")
