@@ -225,3 +225,8 @@ prove-observability: model ## every query live, every alert raised by its fault 
 
 test-observability: .venv/.installed ## the rules against every recorded engine release, by promtool
 	@scripts/stage.sh observability $(PY) -m pytest tests/observability $(ARGS)
+
+## ---- several engines ----------------------------------------------------------------------------------------------
+.PHONY: test-scale
+test-scale: model ## three real engines behind one gateway: joined by file, drained, killed; who keeps the prefix cache
+	@scripts/stage.sh scale $(PY) -m pytest tests/engine_replicas $(ARGS)
