@@ -47,15 +47,20 @@ def docker_env() -> Iterator[dict[str, str]]:
     folder = os.environ.get("DOCKER_OFFLINE_DIR")
     if not folder:
         pytest.exit("no Docker engine answers: start one, or set DOCKER_OFFLINE_DIR", returncode=1)
+    kept = Path(os.environ.get("DK_ROOT") or f"{os.environ.get('TMPDIR') or '/tmp'}/docker-offline")
+    socket = os.environ.get("DK_SOCK") or f"{kept}/run/docker.sock"
+    another = _docker({"DOCKER_HOST": f"unix://{socket}"}, "version").returncode == 0  # whose it is stops it
     started = subprocess.run(
         [f"{folder}/start-docker.sh"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
-    assert started.returncode == 0, started.stdout + started.stderr
+    if started.returncode != 0:
+        pytest.exit(f"start-docker.sh: {(started.stdout + started.stderr).strip()}", returncode=1)
     env = dict(re.findall(r"(\w+)=(\S+)", started.stdout.rpartition("export ")[2]))
     try:
         yield env
     finally:
-        subprocess.run([f"{folder}/stop-docker.sh"], check=False, capture_output=True)
+        if not another:
+            subprocess.run([f"{folder}/stop-docker.sh"], check=False, capture_output=True)
 
 
 def _docker(env: Mapping[str, str], *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
