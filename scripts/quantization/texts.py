@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -50,6 +50,23 @@ def read(path: Path, kind: str, column: str | None) -> tuple[str, list[Text]]:
     except OSError as error:
         raise QuantizeError(f"calibration.source {path}: {error.strerror}") from None
     return kind, _once(found, str(path))
+
+
+def read_files(paths: Sequence[Path]) -> list[Text]:
+    """Each file is one text. Raises QuantizeError, in one line, naming the file."""
+    found = []
+    for path in paths:
+        try:
+            words = path.read_text(encoding="utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise QuantizeError(
+                f"calibration.source {path} is not UTF-8 (byte {error.start}): convert it first"
+            ) from None
+        except OSError as error:
+            raise QuantizeError(f"calibration.source {path}: {error.strerror}") from None
+        if words:
+            found.append(_text(words))
+    return _once(found, str(paths[0].parent))
 
 
 def read_rows(rows: Iterable[Mapping[str, Any]], where: str, column: str | None) -> list[Text]:

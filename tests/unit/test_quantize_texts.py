@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.quantization import QuantizeError, calibration, config, texts
+from scripts.quantization import QuantizeError, calibration, config, datasets, texts
+from scripts.quantization.source import Hashes
 
 
 class Words:
@@ -209,3 +211,50 @@ def test_what_cannot_be_read_is_one_line_with_the_place(
     assert says in str(raised.value), str(raised.value)
     assert "\n" not in str(raised.value)
     assert str(path) in str(raised.value)
+
+
+# -- a pattern of files ----------------------------------------------------------------------------------------------
+
+
+def look(tmp_path: Path, **change: Any) -> datasets.Found:
+    return datasets.find(
+        wanted(**{"source": f"{tmp_path}/*.txt"} | change), Hashes(tmp_path / "hashes.json"), lambda line: None
+    )
+
+
+def test_a_pattern_stands_for_plain_texts_a_file_each_in_their_names_order(tmp_path: Path) -> None:
+    for name, said in {
+        "b.txt": "second\n\nand its next part",
+        "a.txt": "first",
+        "c.txt": "\n",
+        "d.md": "other",
+    }.items():
+        (tmp_path / name).write_text(said)
+    before = look(tmp_path)
+    kind, read = before.read()
+    assert kind == "text"
+    assert [text.messages[0]["content"] for text in read] == ["first", "second\n\nand its next part"]
+    (tmp_path / "d.md").write_text("changed")
+    assert look(tmp_path).identity == before.identity
+    (tmp_path / "a.txt").write_text("changed")
+    assert look(tmp_path).identity != before.identity
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"source": "no/such/*.txt"}, "no file is called no/such/*.txt"),
+        ({"sha256": "0" * 64}, "leave sha256, column and format away"),
+        ({"format": "jsonl"}, "leave sha256, column and format away"),
+    ],
+)
+def test_a_pattern_that_can_not_be_read_is_one_line(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    (tmp_path / "a.txt").write_text("first")
+    with pytest.raises(QuantizeError, match=re.escape(told)):
+        look(tmp_path, **change)
+
+
+def test_a_file_of_a_pattern_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(QuantizeError, match=r"a\.txt is not UTF-8"):
+        look(tmp_path).read()
