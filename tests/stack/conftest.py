@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -38,18 +38,25 @@ SUMMARY = ROOT / "results" / "stack.json"
 PART = ROOT / "results" / "stack-part.json"  # of runs that chose among the tests: each adds to what is there
 
 
+class Docker(NamedTuple):
+    """What a command needs in its environment to reach the engine, and whether it is the tests' own to stop."""
+
+    env: dict[str, str]
+    ours: bool
+
+
 @pytest.fixture(scope="session")
-def docker_env() -> Iterator[dict[str, str]]:
-    """What a command needs in its environment to reach the Docker engine."""
+def docker() -> Iterator[Docker]:
+    """The machine's Docker engine, else that of the scripts; stopped at the end where it was started here."""
     if _docker({}, "version").returncode == 0:
-        yield {}
+        yield Docker({}, ours=False)
         return
     folder = os.environ.get("DOCKER_OFFLINE_DIR")
     if not folder:
         pytest.exit("no Docker engine answers: start one, or set DOCKER_OFFLINE_DIR", returncode=1)
     kept = Path(os.environ.get("DK_ROOT") or f"{os.environ.get('TMPDIR') or '/tmp'}/docker-offline")
     socket = os.environ.get("DK_SOCK") or f"{kept}/run/docker.sock"
-    another = _docker({"DOCKER_HOST": f"unix://{socket}"}, "version").returncode == 0  # whose it is stops it
+    ran = _docker({"DOCKER_HOST": f"unix://{socket}"}, "version").returncode == 0
     started = subprocess.run(
         [f"{folder}/start-docker.sh"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
@@ -57,10 +64,15 @@ def docker_env() -> Iterator[dict[str, str]]:
         pytest.exit(f"start-docker.sh: {(started.stdout + started.stderr).strip()}", returncode=1)
     env = dict(re.findall(r"(\w+)=(\S+)", started.stdout.rpartition("export ")[2]))
     try:
-        yield env
+        yield Docker(env, ours=not ran)
     finally:
-        if not another:
+        if not ran:
             subprocess.run([f"{folder}/stop-docker.sh"], check=False, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def docker_env(docker: Docker) -> dict[str, str]:
+    return docker.env
 
 
 def _docker(env: Mapping[str, str], *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests.stack.checkout import MODEL, Stack, until
+from tests.stack.conftest import Docker
 from tests.stack.load import ANSWERED, CUT, ERROR_EVENT, NO_CONNECTION, Load
 
 UNAVAILABLE = "HTTP 503"
@@ -194,19 +195,17 @@ def test_a_hung_engine_is_restarted_by_its_watchdog(stack: Stack, summary: dict[
     assert heal_s > 60  # it was given its time
 
 
-def test_the_stack_comes_back_alone_when_docker_restarts(
-    stack: Stack, docker_env: dict[str, str], summary: dict[str, Any]
-) -> None:
+def test_the_stack_comes_back_alone_when_docker_restarts(stack: Stack, docker: Docker, summary: dict[str, Any]) -> None:
     """What a restart of the daemon, or of the machine, does: nobody starts anything by hand."""
-    if not docker_env:
+    if not docker.ours:
         pytest.skip("this Docker engine was not started by the tests: it is not theirs to restart")
-    daemon = int(Path(docker_env["DOCKER_HOST"].removeprefix("unix://")).with_name("docker.pid").read_text())
+    daemon = int(Path(docker.env["DOCKER_HOST"].removeprefix("unix://")).with_name("docker.pid").read_text())
     with Load(stack) as load:
         fault_s = settle(load)
         os.kill(daemon, signal.SIGTERM)
         stopped_s = until(lambda: not psutil.pid_exists(daemon), "the daemon's end", 200)
         start = [f"{os.environ['DOCKER_OFFLINE_DIR']}/start-docker.sh"]
-        subprocess.run(start, env=os.environ | docker_env, check=True, capture_output=True)
+        subprocess.run(start, env=os.environ | docker.env, check=True, capture_output=True)
         heal_s = healed(load, fault_s, ENGINE_HEALS_S)
         note(summary, "docker restarted", load, fault_s, heal_s)
         summary["faults"]["docker restarted"]["daemon_stopped_s"] = round(stopped_s, 1)
