@@ -89,7 +89,7 @@ class Stack:
         return subprocess.run(
             command,
             cwd=self.root,
-            env={**os.environ, **self.env, **env},
+            env={**_outside_make(), **self.env, **env},
             input=text,
             capture_output=True,
             text=True,
@@ -98,6 +98,13 @@ class Stack:
             check=False,
         )
 
+
+def _outside_make() -> dict[str, str]:
+    """This process's environment without what `make test-stack ARGS=...` hands down: it is not meant for others."""
+    return {name: value for name, value in os.environ.items() if name not in _MAKES_OWN}
+
+
+_MAKES_OWN = {"MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "ARGS"}
 
 # The first process is the container's init, and this one is not meant either.
 _SIGNAL = """

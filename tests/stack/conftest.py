@@ -12,6 +12,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,12 +93,18 @@ def images(docker_env: dict[str, str]) -> None:
             [f"{folder}/mkbase.sh", "bookworm", BASE], env=os.environ | docker_env, check=True, capture_output=True
         )
     text = (ROOT / "compose.yaml").read_text(encoding="utf-8")
+    missing = {}
     for name, file in STANDINS.items():
         tag = re.search(rf"image: ({name}:\S+)", text)
         assert tag is not None
         if _docker(docker_env, "image", "inspect", tag[1]).returncode != 0:
-            source = (ROOT / f"tests/stack/standins/{file}.Dockerfile").read_text(encoding="utf-8")
-            built = _docker(docker_env, "build", "-q", "-t", tag[1], "-", text=source)
+            missing[tag[1]] = (ROOT / f"tests/stack/standins/{file}.Dockerfile").read_text(encoding="utf-8")
+
+    def build(tag: str) -> subprocess.CompletedProcess[str]:
+        return _docker(docker_env, "build", "-q", "-t", tag, "-", text=missing[tag])
+
+    with ThreadPoolExecutor() as pool:  # each waits for Debian's mirror most of the time
+        for built in pool.map(build, missing):
             assert built.returncode == 0, built.stderr
 
 
