@@ -27,8 +27,8 @@ HEAD = f"""\
 
 They come from a YAML file, named by `{CONFIG_VARIABLE}` (default `{DEFAULT_CONFIG}`), and from the environment, which
 wins: `batching.window_ms` is `{ENV_PREFIX}BATCHING__WINDOW_MS`. Lists and mappings are JSON there; an empty variable
-counts as not set. They are read once: a change needs a restart. Only the keys file (docs/security.md) and lists of engines
-(docs/replicas.md) are followed while the gateway runs.
+counts as not set. They are read once: a change needs a restart. Only the keys file (docs/security.md) and lists of
+engines (docs/replicas.md) are followed while the gateway runs.
 
 A wrong value, an unknown name or a file that can't be used stops the start with one line a mistake: key, value,
 expectation; exit code 1.
