@@ -113,7 +113,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _summary_path(config: pytest.Config) -> Path:
-    chosen = config.getoption("markexpr") or config.getoption("keyword") or any("::" in each for each in config.args)
+    folders = all(Path(each).is_dir() for each in config.args)
+    chosen = config.getoption("markexpr") or config.getoption("keyword") or not folders
     return PART if chosen else SUMMARY
 
 
