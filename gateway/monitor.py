@@ -195,7 +195,7 @@ class Monitor:
             json={"model": model, "prompt": "Hi", "max_tokens": 1, "temperature": 0},
             timeout=timeout,
         )
-        if answer.status_code in (400, 404, 405):
+        if answer.status_code in (400, 404, 405, 501):
             answer = await self._client.post(
                 f"{replica.url}/v1/embeddings", json={"model": model, "input": "Hi"}, timeout=timeout
             )

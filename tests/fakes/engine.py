@@ -111,6 +111,7 @@ class FakeEngine:
         self.health_delay_s = 0.0
         self.api_key: str | None = None  # /v1 asks for it
         self.only: set[str] | None = None  # the routes it has, as a pooling engine has no completions
+        self.otherwise = 404  # what it answers on the others
         self.gate: asyncio.Event | None = None  # streams send their headers, then wait for it
         self._thaw = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -212,7 +213,7 @@ class FakeEngine:
         if (unauthorized := self._keyless(request)) is not None:
             return unauthorized
         if self.only is not None and request.path not in self.only:
-            return web.json_response({"detail": "Not Found"}, status=404)
+            return web.json_response({"detail": "Not Found"}, status=self.otherwise)
         self.active += 1
         self.peak = max(self.peak, self.active)
         try:

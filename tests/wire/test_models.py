@@ -5,6 +5,8 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 
+import pytest
+
 from gateway.replicas import State
 from tests.fakes.engine import MODEL, FakeEngine, Script
 from tests.wire.conftest import Running, serve, until
@@ -71,9 +73,10 @@ async def test_an_engine_that_never_came_up_makes_unknown_names_unknown_only_aft
             assert (await up.completion("p", model="late")).status_code == 200
 
 
-async def test_embeddings_have_an_engine_of_their_own_that_completes_nothing() -> None:
+@pytest.mark.parametrize("otherwise", [404, 501])
+async def test_embeddings_have_an_engine_of_their_own_that_completes_nothing(otherwise: int) -> None:
     chat, pooling = FakeEngine(), FakeEngine(models=("embedder",), kv_tokens=0)
-    pooling.only = {EMBEDDINGS}
+    pooling.only, pooling.otherwise = {EMBEDDINGS}, otherwise
     async with several(chat, pooling) as up:
         for number in range(5):
             answer = await up.client.post(EMBEDDINGS, json={"model": "embedder", "input": f"text {number}"})
@@ -85,7 +88,7 @@ async def test_embeddings_have_an_engine_of_their_own_that_completes_nothing() -
         assert chat.asked(EMBEDDINGS) == []
         assert pooling.asked(CHAT) == []
         refused = await up.completion("p", model="embedder")
-        assert refused.status_code == 404  # the engine's own answer, and no reason to leave it out
+        assert refused.status_code == otherwise  # the engine's own answer
         assert up.gateway.replicas.ready("embedder")
 
 
