@@ -18,8 +18,8 @@ class Call:
 
 
 def works(status: int) -> bool | None:
-    """503 is a busy engine, a 4xx the client's own mistake: the one is no failure, the other proves that it works."""
-    return None if status == 503 else status < 500
+    """503 is a busy engine, 501 a model that can't do this, 4xx the client's own mistake: no failures, these."""
+    return None if status in (501, 503) else status < 500
 
 
 class Begun:

@@ -144,9 +144,10 @@ async def test_a_trial_that_its_client_leaves_decides_nothing_and_the_next_may_t
         Script(status=401, body=b'{"error":"Unauthorized"}'),
         Script(status=404, body=b'{"error":{"message":"no"}}'),
         Script(status=429, body=b'{"error":{"message":"no"}}'),
+        Script(status=501, body=b'{"error":{"message":"not this model"}}'),
         Script(status=503, body=b'{"error":{"message":"busy"}}'),
     ],
-    ids=["400", "401", "404", "429", "503"],
+    ids=["400", "401", "404", "429", "501", "503"],
 )
 async def test_what_a_client_did_wrong_or_an_engine_is_too_busy_for_opens_nothing(script: Script) -> None:
     async with two() as (one, other, up):
