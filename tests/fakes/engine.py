@@ -156,7 +156,7 @@ class FakeEngine:
         app.router.add_route("*", "/{other:.*}", self._other)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.host, self.port, reuse_address=True)
+        site = web.TCPSite(self._runner, self.host, self.port, reuse_address=True, backlog=2048)  # as vLLM has
         await site.start()
         self.port = self._runner.addresses[0][1]
 
