@@ -67,13 +67,16 @@ async def test_after_its_time_one_request_tries_and_its_success_brings_the_repli
     async with two() as (broken, _, up):
         broken.default = BROKEN
         await break_it(up, broken)
-        broken.default = Script(delay_s=0.3)
+        broken.default = Script()
         await until(lambda: circuit(up, broken) is Circuit.HALF_OPEN)
+        broken.freeze()  # the one that tries hangs until the others have been served
         assert await up.metric("gateway_replica_circuit", replica=broken.url) == 1
         before = len(broken.asked(COMPLETIONS))
-        answers = await asyncio.gather(*(up.completion(f"t{number}") for number in range(30)))
-        assert {answer.status_code for answer in answers} == {200}
+        tries = [asyncio.create_task(up.completion(f"t{number}")) for number in range(30)]
+        await until(lambda: sum(task.done() for task in tries) == 29)
         assert len(broken.asked(COMPLETIONS)) == before + 1, "more than one tried"
+        broken.thaw()
+        assert {answer.status_code for answer in await asyncio.gather(*tries)} == {200}
         assert circuit(up, broken) is Circuit.CLOSED
         await asyncio.gather(*(up.completion(f"u{number}") for number in range(30)))
         assert len(broken.asked(COMPLETIONS)) > before + 1
