@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,12 @@ class Engine:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
 
+    def healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5, trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
     def metric(self, name: str) -> float:
         page = httpx.get(f"{self.url}/metrics", timeout=30, trust_env=False).text
         samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
@@ -63,9 +69,10 @@ class Fleet:
     file: Path
     http: httpx.Client
     admin: httpx.Client
+    start_engine: Callable[..., Engine]
     measured: dict[str, Any] = field(default_factory=dict)
 
-    def list(self, *engines: Engine) -> None:
+    def name(self, *engines: Engine) -> None:
         """Name these in the file, the way the documentation says: whole, then renamed."""
         draft = self.file.with_suffix(".new")
         draft.write_text(json.dumps([{"targets": [f"{_ports.HOST}:{engine.port}" for engine in engines]}]))
@@ -81,9 +88,11 @@ class Fleet:
         row = self.status().get(engine.url)
         return str(row["state"]) if row else "unknown"
 
-    def ask(self, messages: list[dict[str, str]], tokens: int, at: str | None = None) -> httpx.Response:
+    def ask(
+        self, messages: list[dict[str, str]], tokens: int, at: str | None = None, model: str = demo.MODEL
+    ) -> httpx.Response:
         """One chat, through the gateway or at an engine itself."""
-        body = {"model": demo.MODEL, "messages": messages, "temperature": 0, "max_tokens": tokens}
+        body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": tokens}
         return self.http.post(f"{at or ''}/v1/chat/completions", json=body)
 
 
@@ -111,19 +120,22 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         running.append((process, log))
         return process, log
 
+    def start_engine(name: str, *arguments: str) -> Engine:
+        """Starts one, and does not wait for it; `arguments` go after the profile's."""
+        port = _ports.free_port()
+        service = demo.plan(demo.Ports(engine=port), model, None).services[0]
+        return Engine(port, *start(name, (*service.command, *SMALL, *arguments), {**service.env, **CORE}))
+
     def all_up() -> bool:
         for process, log in running:
             if process.poll() is not None:
                 end = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
                 pytest.fail(f"{log.stem} ended with {process.returncode}:\n{end}", pytrace=False)
-        return all(_healthy(engine) for engine in engines)
+        return all(engine.healthy() for engine in engines)
 
     engines: list[Engine] = []
     try:
-        for number in range(ENGINES):
-            port = _ports.free_port()
-            service = demo.plan(demo.Ports(engine=port), model, None).services[0]
-            engines.append(Engine(port, *start(f"engine-{number}", (*service.command, *SMALL), service.env | CORE)))
+        engines += [start_engine(f"engine-{number}") for number in range(ENGINES)]
         until(all_up, f"{ENGINES} healthy engines (logs in {folder})", START_S)
         port, admin_port = _ports.free_port(), _ports.free_port()
         with (
@@ -135,8 +147,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
                 headers={"Authorization": f"Bearer {TOKEN}"},
             ) as admin,
         ):
-            fleet = Fleet(engines, folder / "engines.json", http, admin)
-            fleet.list(*engines[:2])
+            fleet = Fleet(engines, folder / "engines.json", http, admin, start_engine)
+            fleet.name(*engines[:2])
             start(
                 "gateway",
                 (sys.executable, "-m", "gateway"),
@@ -162,13 +174,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             process.terminate()
         for process, _ in running:
             process.wait(30)
-
-
-def _healthy(engine: Engine) -> bool:
-    try:
-        return httpx.get(f"{engine.url}/health", timeout=5, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def _ready(http: httpx.Client) -> bool:

@@ -59,7 +59,7 @@ def test_an_engine_that_the_file_names_joins_without_a_restart(fleet: Fleet) -> 
     new = fleet.engines[2]
     assert fleet.state(new) == "unknown"
     begin = time.monotonic()
-    fleet.list(*fleet.engines)
+    fleet.name(*fleet.engines)
     until(lambda: fleet.state(new) == "ready", "the third engine ready", 60)
     fleet.measured["join_s"] = round(time.monotonic() - begin, 2)
     before = new.metric("vllm:prompt_tokens_total")
