@@ -1,4 +1,4 @@
-"""Three real engines behind one gateway. In order: the last test ends one of them for good."""
+"""Three real engines behind one gateway. In order: one of them is killed near the end, another model comes after it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
+from scripts import demo
 from tests.engine.conftest import until
-from tests.engine_replicas.conftest import Engine, Fleet
+from tests.engine_replicas.conftest import START_S, Engine, Fleet
 
 FAILOVER_S = 2.0
 CONVERSATIONS, TURNS = 13, 4  # 13 is no multiple of 3: in turn, no conversation comes back to the engine it had before
@@ -163,6 +164,30 @@ def test_one_that_is_killed_under_load_loses_only_what_it_had_begun(fleet: Fleet
     assert max(load.lost.values()) <= 1, "nobody loses a second one"
     assert noticed_s < FAILOVER_S
     assert max(lost, default=0.0) < FAILOVER_S
+
+
+def test_an_embedding_model_on_a_pooling_engine_of_its_own_joins_the_chat_models(fleet: Fleet) -> None:
+    embedder = fleet.start_engine(
+        "embedder", "--served-model-name", "embedder", "--runner", "pooling", "--convert", "embed"
+    )
+    until(embedder.healthy, "a healthy embedding engine", START_S)
+    fleet.name(*fleet.engines[1:], embedder)
+    until(lambda: fleet.state(embedder) == "ready", "the embedding engine ready", 60)
+    until(lambda: fleet.state(fleet.engines[0]) == "unknown", "the killed engine forgotten", 30)
+    listed = {entry["id"] for entry in fleet.http.get("/v1/models").json()["data"]}
+    assert listed == {demo.MODEL, "embedder"}
+    with Load(fleet) as load:
+        for text in ("one text", "another text"):
+            answer = fleet.http.post("/v1/embeddings", json={"model": "embedder", "input": text})
+            assert answer.status_code == 200, answer.text
+            assert len(answer.json()["data"][0]["embedding"]) > 100
+        load.after(20)
+    assert {status for _, status in load.answers} == {200}
+    assert fleet.ask([{"role": "user", "content": "hi"}], 4, model="embedder").status_code == 404
+    refused = fleet.ask([{"role": "user", "content": "hi"}], 4, model="smollm")
+    assert refused.status_code == 404
+    assert refused.json()["error"]["message"].endswith(f"these do: embedder, {demo.MODEL}")
+    assert {"embedder"} in [set(pool["models"]) for pool in fleet.admin.get("/status").json()["admission"]["pools"]]
 
 
 def _calls(fleet: Fleet, engine: Engine) -> int:
