@@ -147,10 +147,10 @@ async def test_who_shares_a_call_is_still_held_to_its_keys_limits(engine: FakeEn
 
 
 async def test_a_flight_with_little_time_left_is_not_joined(engine: FakeEngine) -> None:
-    async with serve([engine.url], timeouts={"total_s": 1.0}) as up:
-        engine.script(CHAT, Script(delay_s=0.9))
+    async with serve([engine.url], timeouts={"total_s": 2.0}) as up:
+        engine.script(CHAT, Script(delay_s=1.5))
         first = asyncio.create_task(up.chat("same", temperature=0))
-        await asyncio.sleep(0.6)  # the claim is about time: more than half of total_s has passed
+        await asyncio.sleep(1.1)  # the claim is about time: more than half of total_s has passed
         second = await up.chat("same", temperature=0)
         assert (second.status_code, (await first).status_code) == (200, 200)
         assert len(engine.asked(CHAT)) == 2
