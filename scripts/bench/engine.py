@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -158,3 +159,12 @@ def reason(log: str) -> str:
         if match and "Engine core initialization failed" not in line:
             return match[1][:300]
     return ""
+
+
+def arguments(flags: Mapping[str, Any]) -> tuple[str, ...]:
+    """A profile's flags as arguments of `vllm serve`; model, host and port are the caller's."""
+    given: list[str] = []
+    for name, value in flags.items():
+        if name not in ("model", "host", "port"):
+            given += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return tuple(given)

@@ -228,9 +228,4 @@ def write(path: Path, text: str) -> None:
 
 def profile_arguments(path: Path) -> tuple[str, ...]:
     """What a profile (configs/engine) says, as arguments after the model: it then runs with another model's path."""
-    arguments: list[str] = []
-    for name, value in yaml.safe_load(path.read_text()).items():
-        if name in ("model", "host", "port"):
-            continue
-        arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return tuple(arguments)
+    return engine.arguments(yaml.safe_load(path.read_text()))

@@ -104,7 +104,7 @@ class Probe:
 def booted(setup: Setup, flags: space.Flags, name: str) -> Iterator[Probe]:
     """An engine with these flags; gone afterwards. Raises engine.StartError."""
     log = setup.folder / f"{name}.log"
-    arguments = space.arguments(flags)
+    arguments = engine.arguments(flags)
     with engine.running(
         setup.launcher, setup.model, arguments, environment=setup.environment, log=log, start_s=START_S
     ) as url:

@@ -41,12 +41,3 @@ def fits(flags: Flags) -> bool:
     """The engine refuses a batch of fewer tokens than sequences."""
     tokens, sequences = flags.get("max-num-batched-tokens"), flags.get("max-num-seqs")
     return tokens is None or sequences is None or tokens >= sequences
-
-
-def arguments(flags: Flags) -> tuple[str, ...]:
-    """As arguments of `vllm serve`; model, host and port are the caller's."""
-    given: list[str] = []
-    for name, value in flags.items():
-        if name not in ("model", "host", "port"):
-            given += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return tuple(given)

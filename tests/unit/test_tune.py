@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from gateway.settings import load
+from scripts.bench import engine
 from scripts.tune import decide, report, settings, space
 from scripts.tune.__main__ import main
 
@@ -102,7 +103,7 @@ def test_what_the_profile_says_already_is_no_change() -> None:
 
 def test_flags_become_arguments_without_model_and_address() -> None:
     flags = {"model": "/m", "host": "h", "enforce-eager": True, "max-num-seqs": 4}
-    assert space.arguments(flags) == ("--enforce-eager", "--max-num-seqs", "4")
+    assert engine.arguments(flags) == ("--enforce-eager", "--max-num-seqs", "4")
 
 
 def test_a_rewritten_profile_keeps_its_comments_and_its_other_flags() -> None:
