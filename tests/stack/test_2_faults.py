@@ -125,6 +125,8 @@ def test_a_full_disk_under_prometheus_is_nothing_to_the_clients(stack: Stack, su
         summary["faults"]["prometheus disk full"] |= {"figures_back_s": round(back_s, 1)}
     finally:
         assert stack.make("up-cpu").returncode == 0
+        # `down` knows only the volumes that compose.yaml names.
+        stack.docker("volume", "rm", f"{stack.env['COMPOSE_PROJECT_NAME']}_prometheus-small")
     until(lambda: stack.inspect("prometheus")["State"]["Health"]["Status"] == "healthy", "Prometheus back", 120)
 
 
