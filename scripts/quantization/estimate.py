@@ -24,13 +24,18 @@ CLIP_COPIES = 2  # its products of tokens and weights that are alive together
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes. vram is None for a job on the CPU."""
+    """Bytes. vram is None for a job on the CPU. inputs: a decoder layer's, of all its linear layers."""
 
     disk: int
     ram: int
     vram: int | None
     weights_before: int
     weights_after: int
+    inputs: int
+
+    def inputs_fit(self, card: int) -> bool:
+        """Whether the inputs, too, fit into `card` bytes, so that they need not wait in host memory."""
+        return self.vram is not None and self.vram + self.inputs <= card
 
 
 def shape(raw: Mapping[str, Any]) -> Model:
@@ -55,19 +60,19 @@ def need(model: Model, config: Config, device: str, clip_tokens: int) -> Need:
     calibration = config.calibration
     tokens = calibration.blocks * calibration.block_tokens
     width = max(model.intermediate, model.heads * model.head_dim)
-    # Inputs of every linear layer of one decoder layer, kept once on the CPU and copied off the card each: q, k, v, o,
-    # gate and up at the hidden width, down at the intermediate one.
-    inputs = (6 if device == "cuda" else 4) * model.hidden + model.intermediate
-    activations = tokens * 2 * (inputs + width + 2 * model.hidden)
+    # Inputs of every linear layer of one decoder layer: q, k, v, o, gate and up at the hidden width, down at the
+    # intermediate one.
+    inputs = tokens * 2 * (6 * model.hidden + model.intermediate)
+    activations = inputs + tokens * 2 * (width + 2 * model.hidden)
     ram = before.total + activations + LIBRARIES
     if device == "cpu":
         layer = before.linears // model.layers
-        return Need(_disk(after), ram + 3 * layer + _clip(width, clip_tokens), None, before.total, after)
+        return Need(_disk(after), ram + 3 * layer + _clip(width, clip_tokens), None, before.total, after, inputs)
     layer = before.linears // model.layers
     embedding = before.embeddings if model.tied else before.embeddings // 2
     searched = tokens * 2 * (width + model.hidden)
     vram = CONTEXT + embedding + 3 * layer + searched + _clip(width, clip_tokens) + 512 * MIB
-    return Need(_disk(after), ram + CUDA_HOST, vram, before.total, after)
+    return Need(_disk(after), ram + CUDA_HOST, vram, before.total, after, inputs)
 
 
 def _clip(width: int, tokens: int) -> int:

@@ -89,6 +89,7 @@ def _make(plan: Plan, progress: Progress, say: Callable[[str], None], stock: boo
             device=plan.device.kind,
             clip_tokens=plan.clip_tokens,
             layers=int(plan.raw["num_hidden_layers"]),
+            inputs_on_host=plan.inputs_on_host,
             stock=stock,
         )
         quantization = produce(work, progress)

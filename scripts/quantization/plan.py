@@ -45,6 +45,7 @@ class Plan:
     source_files: dict[str, manifest.File] = field(default_factory=dict)
     device: vram.Device | None = None
     need: estimate.Need | None = None
+    inputs_on_host: bool = False
     prepared: calibration.Prepared | None = None
     end_of_turn: int | None = None
     digest: str = ""
@@ -169,6 +170,7 @@ def _room(plan: Plan, ask: Ask, probes: Probes) -> None:
             vram.freed(device) if ask.stop_engine else device, plan.need.vram, plan.config.memory.vram_gib, minutes
         )
         plan.checks.append(check)
+        plan.inputs_on_host = not plan.need.inputs_fit(plan.device.limit or 0)
 
 
 def _calibrate(plan: Plan, tokenizer: calibration.Tokenizer, texts: datasets.Found) -> None:

@@ -124,7 +124,7 @@ def test_what_a_directory_lacks_is_named(tmp_path: Path, change: dict[str, bytes
 
 
 def test_too_little_disk_memory_or_bound_is_refused_with_its_setting() -> None:
-    need = estimate.Need(disk=6 * GIB, ram=26 * GIB, vram=None, weights_before=16 * GIB, weights_after=6 * GIB)
+    need = estimate.Need(6 * GIB, ram=26 * GIB, vram=None, weights_before=16 * GIB, weights_after=6 * GIB, inputs=GIB)
     here = preflight.Machine(disk_free=7 * GIB, ram_free=20 * GIB)
     hub = source.Located("o/m", "main", None)
     local = source.Located("/m", "local", Path("/m"))
@@ -134,6 +134,16 @@ def test_too_little_disk_memory_or_bound_is_refused_with_its_setting() -> None:
     assert found["room.disk"].expected == "22.00 GiB free in /models"  # with the download
     assert "set memory.ram_gib: 26" in found["memory.ram_gib"].fix
     assert list(failed(preflight.room(need, here, made(), Path("/models"), local))) == ["memory.ram"]
+
+
+@pytest.mark.parametrize(("card_gib", "fit"), [(20, True), (16, False)])
+def test_an_8bs_inputs_stay_on_a_card_of_24_gb_and_wait_in_host_memory_beside_one_of_16(
+    card_gib: int, fit: bool
+) -> None:
+    need = estimate.need(estimate.shape(LLAMA), made(), "cuda", planning.CLIP_TOKENS["cuda"])
+    assert need.vram is not None
+    assert need.vram < card_gib * GIB  # either does the job
+    assert need.inputs_fit(card_gib * GIB) == fit
 
 
 def test_a_models_dir_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ METHODS = {"autoawq": "awq", "llmcompressor": "compressed-tensors"}
 class Work:
     """One job for a producer. out: an empty directory for shards and config.json. device: "cpu" or "cuda".
 
+    inputs_on_host: a layer's inputs wait in host memory, since the card has no room for them; slower.
     stock: autoawq as its authors left it, whose search spoils the weights on a CPU; to prove that the gate sees it.
     """
 
@@ -37,6 +38,7 @@ class Work:
     device: str
     clip_tokens: int
     layers: int
+    inputs_on_host: bool = False
     stock: bool = False
 
 

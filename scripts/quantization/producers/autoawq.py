@@ -7,6 +7,7 @@ copies. And it never says what it does: here each layer is reported, with the er
 
 from __future__ import annotations
 
+import functools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -71,15 +72,39 @@ def _quantizer(work: Work, progress: Progress) -> type[Any]:
     """A subclass for one job: `quantize` takes a class, and makes the object itself."""
 
     class Reporting(AwqQuantizer):  # type: ignore[misc]
-        """Reports each layer and bounds the clip search."""
+        """Reports each layer, bounds the clip search, and keeps on the device what the search asks for again."""
+
+        inps: Any  # [blocks, block tokens, hidden]: what goes into the next layer
 
         def _get_input_feat(self, layer: Any, named_linears: Any) -> Any:
             # The first thing done to a layer, while its weights are still the original's.
             progress.layer_begins()
             self._one_in = self.inps[:1].clone()
-            found = super()._get_input_feat(layer, named_linears)
+            if work.inputs_on_host or work.stock:
+                found = super()._get_input_feat(layer, named_linears)
+            else:
+                found = self._inputs(layer, named_linears)
             self._one_out = self.inps[:1].float()
             return found
+
+        def _inputs(self, layer: Any, named_linears: Any) -> dict[str, Any]:
+            """What each linear layer is given, [blocks, block tokens, width], on the device, not in host memory.
+
+            One tensor for each of them, although some share theirs: each is scaled in place later.
+            """
+            parts: dict[str, list[Any]] = {name: [] for name in named_linears}
+
+            def keep(name: str, module: Any, given: Any) -> None:
+                parts[name].append(given[0].detach())
+
+            hooks = [
+                linear.register_forward_pre_hook(functools.partial(keep, name))
+                for name, linear in named_linears.items()
+            ]
+            self.inps = self._module_forward(self.inps, layer, self._sanitize_kwargs(self.module_kwargs, layer))
+            for hook in hooks:
+                hook.remove()
+            return {name: torch.cat(parts.pop(name)) for name in named_linears}
 
         def _apply_quant(self, module: Any, named_linears: Any) -> None:
             super()._apply_quant(module, named_linears)  # the last thing done to it
@@ -125,20 +150,25 @@ def _quantizer(work: Work, progress: Progress) -> type[Any]:
             return super()._compute_best_clip(w, input_feat, **search | {"n_sample_token": work.clip_tokens})
 
     class Mended(Reporting):
-        """Lets the scale search restore true originals."""
+        """Lets the scale search restore true originals, from copies on the device."""
 
         def _compute_best_scale(
             self, x: Any, w_mean: Any, x_mean: Any, module2inspect: Any, *more: Any, **named: Any
         ) -> Any:
-            original = module2inspect.state_dict
+            present = module2inspect.state_dict
+            copies = {name: tensor.clone() for name, tensor in present().items()}
 
-            def copies(*args: Any, **kwargs: Any) -> dict[str, Any]:
-                return {name: tensor.clone() for name, tensor in original(*args, **kwargs).items()}
+            @torch.no_grad()  # type: ignore[untyped-decorator]
+            def restore(nothing: dict[str, Any]) -> None:
+                for name, tensor in present().items():
+                    tensor.copy_(copies[name])
 
-            module2inspect.state_dict = copies  # shadows the method on this one object, for the length of the search
+            # These shadow the methods on this one object, for the length of the search. The parent's own would send the
+            # originals to the host once and fetch them from there for each candidate.
+            module2inspect.state_dict, module2inspect.load_state_dict = dict, restore
             try:
                 return super()._compute_best_scale(x, w_mean, x_mean, module2inspect, *more, **named)
             finally:
-                del module2inspect.state_dict
+                del module2inspect.state_dict, module2inspect.load_state_dict
 
     return Reporting if work.stock else Mended
