@@ -4,12 +4,12 @@ Rooms import their own floor and those below, never in a circle (tests/unit/test
 
 1. errors, addresses, settings, keys, exchange, splice, protocol, sse, limits, progress, breaker, replica, targets,
    routing, merging, engine_metrics, prefixes, facts, findings, readings, advice, advice_engine, advice_gateway,
-   advice_prefix: values and decisions, no event loop
-2. metrics, logs, tracing, ledger, accounts, admission, batching, monitor, replicas, pools, discovery, advisor: state,
-   and who may change it
-3. server, client, calls, upstream, relay, coalescing: the wires to clients and engines
+   advice_prefix, workers: values and decisions, no event loop
+2. metricfiles, metrics, logs, tracing, ledger, accountbook, accounts, admission, batching, monitor, replicas, pools,
+   discovery, advisor: state, and who may change it
+3. control, listening, server, client, calls, upstream, relay, coalescing: the wires to clients, engines and siblings
 4. inference, auth, middleware, health, routes: what a request meets
-5. app, __main__: wiring
+5. app, serving, worker, supervisor, __main__: wiring, and the processes
 """
 
 __version__ = "0.1.0"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from gateway.accountbook import AccountBook, LocalBook
 from gateway.errors import GatewayError, OverloadedError
 from gateway.keys import Tenant
 from gateway.limits import Allowance
@@ -17,25 +18,16 @@ class Charge:
     used_tokens: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _Account:
-    """What a tenant with limits of its own has used."""
-
-    in_flight: int = 0
-    requests: Allowance | None = None
-    tokens: Allowance | None = None
-
-
 class Accounts:
-    """Owner of the accounts: one for each tenant that has limits."""
+    """Keeper of the accounts: one for each tenant that has limits."""
 
-    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: Metrics, clock: Callable[[], float], book: AccountBook | None = None) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._accounts: dict[str, _Account] = {}
+        self._book = LocalBook() if book is None else book
 
     def __repr__(self) -> str:
-        return f"<Accounts {len(self._accounts)}, {sum(a.in_flight for a in self._accounts.values())} in-flight>"
+        return f"<Accounts {self._book.in_flight()} in-flight>"
 
     @contextmanager
     def charge(self, tenant: Tenant, tokens: int) -> Iterator[Charge]:
@@ -43,47 +35,53 @@ class Accounts:
 
         Raises OverloadedError. A request refused later costs nothing; one that got no answer, no tokens.
         """
-        account = self._take(tenant, tokens, self._clock())
+        limited = self._take(tenant, tokens, self._clock())
         charge = Charge()
+        shed = False
         try:
             yield charge
         except GatewayError as error:
             charge.used_tokens = 0
-            if account is not None and account.requests is not None and isinstance(error, OverloadedError):
-                account.requests.give_back(1)
+            shed = isinstance(error, OverloadedError)
             raise
         finally:
-            if account is not None:
-                account.in_flight -= 1
-                if account.tokens is not None and charge.used_tokens is not None:
-                    account.tokens.give_back(tokens - charge.used_tokens)
+            if limited:
+                self._settle(tenant, tokens, charge.used_tokens, shed)
 
     def check_integrity(self) -> None:
-        assert all(account.in_flight >= 0 for account in self._accounts.values()), self
+        assert self._book.in_flight() >= 0, self
 
-    def _take(self, tenant: Tenant, tokens: int, now: float) -> _Account | None:
-        """Take what the key's own limits allow; None where it has none. Raises OverloadedError."""
+    def _take(self, tenant: Tenant, tokens: int, now: float) -> bool:
+        """Take what the key's own limits allow; False where it has none. Raises OverloadedError."""
         if tenant.concurrent is None and tenant.requests_per_minute is None and tenant.tokens_per_minute is None:
-            return None
-        account = self._accounts.setdefault(tenant.name, _Account())
-        if tenant.concurrent is not None and account.in_flight >= tenant.concurrent:
-            raise self._refusal(
-                "key_concurrency", tenant, f"this key may have {tenant.concurrent} requests at once", 1.0
-            )
-        account.requests = _allowance(account.requests, tenant.requests_per_minute, now)
-        account.tokens = _allowance(account.tokens, tenant.tokens_per_minute, now)
-        if account.requests is not None and (wait_s := account.requests.take(1, now)):
-            raise self._refusal(
-                "key_requests", tenant, f"this key may send {tenant.requests_per_minute} requests a minute", wait_s
-            )
-        if account.tokens is not None and (wait_s := account.tokens.take(tokens, now)):
-            if account.requests is not None:
+            return False
+        with self._book.account(tenant.name) as account:
+            if tenant.concurrent is not None and account.in_flight >= tenant.concurrent:
+                raise self._refusal(
+                    "key_concurrency", tenant, f"this key may have {tenant.concurrent} requests at once", 1.0
+                )
+            account.requests = _allowance(account.requests, tenant.requests_per_minute, now)
+            account.tokens = _allowance(account.tokens, tenant.tokens_per_minute, now)
+            if account.requests is not None and (wait_s := account.requests.take(1, now)):
+                raise self._refusal(
+                    "key_requests", tenant, f"this key may send {tenant.requests_per_minute} requests a minute", wait_s
+                )
+            if account.tokens is not None and (wait_s := account.tokens.take(tokens, now)):
+                if account.requests is not None:
+                    account.requests.give_back(1)
+                raise self._refusal(
+                    "key_tokens", tenant, f"this key may use {tenant.tokens_per_minute} tokens a minute", wait_s
+                )
+            account.in_flight += 1
+        return True
+
+    def _settle(self, tenant: Tenant, tokens: int, used_tokens: int | None, shed: bool) -> None:
+        with self._book.account(tenant.name) as account:
+            account.in_flight -= 1
+            if shed and account.requests is not None:
                 account.requests.give_back(1)
-            raise self._refusal(
-                "key_tokens", tenant, f"this key may use {tenant.tokens_per_minute} tokens a minute", wait_s
-            )
-        account.in_flight += 1
-        return account
+            if account.tokens is not None and used_tokens is not None:
+                account.tokens.give_back(tokens - used_tokens)
 
     def _refusal(self, cause: str, tenant: Tenant, detail: str, retry_after_s: float) -> OverloadedError:
         self._metrics.shed.labels(cause, tenant.name).inc()

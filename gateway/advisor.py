@@ -48,7 +48,7 @@ class Advisor:
         self._replicas = replicas
         self._clock = clock
         self._window_s = window_s
-        self._own = metrics.registry.restricted_registry(GATEWAY_SERIES)
+        self._own = metrics.source(GATEWAY_SERIES)
         self._readings: deque[Reading] = deque()
         for name, value in {
             "max_in_flight": settings.admission.max_in_flight,

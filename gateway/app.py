@@ -5,8 +5,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Self
 
+from gateway.accountbook import AccountBook
 from gateway.advisor import Advisor
 from gateway.auth import AdminToken, Authenticator, read_secret
 from gateway.client import App, Receive, Scope, Send
@@ -16,6 +18,7 @@ from gateway.exchange import Exchange
 from gateway.health import Health
 from gateway.inference import Inference
 from gateway.ledger import Ledger
+from gateway.metricfiles import MetricFiles
 from gateway.metrics import Metrics
 from gateway.middleware import GOODBYE_S, Edge
 from gateway.pools import Admissions
@@ -25,8 +28,19 @@ from gateway.routes import admin_app, public_app
 from gateway.settings import Settings
 from gateway.tracing import make_tracing
 from gateway.upstream import Upstream
+from gateway.workers import ONLY, Alone, Siblings, Worker, divided
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One worker's place in a gateway, and what it shares with the others. The default is a gateway of one process."""
+
+    worker: Worker = ONLY
+    files: MetricFiles | None = None
+    book: AccountBook | None = None
+    siblings: Siblings = field(default_factory=Alone)
 
 
 class Gateway:
@@ -36,21 +50,28 @@ class Gateway:
     """
 
     def __init__(
-        self, settings: Settings, clock: Callable[[], float] = time.monotonic, resolve: Resolve = resolve
+        self,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+        resolve: Resolve = resolve,
+        membership: Membership | None = None,
     ) -> None:
+        """`membership`: which worker of a gateway of several this is; unset, it is the gateway."""
+        member = membership or Membership()
+        whole, settings = settings, divided(settings, member.worker)
         self.settings = settings
         key_file = settings.engine.api_key_file
         engine_key = read_secret(key_file, "engine.api_key_file") if key_file else None
-        self.metrics = Metrics()
+        self.metrics = Metrics(member.files)
         self.authenticator = Authenticator(settings.auth, self.metrics)
         token = AdminToken(settings.auth.admin_token_file)
-        self.admission = Admissions(settings.admission, self.metrics, clock)
+        self.admission = Admissions(settings.admission, self.metrics, clock, member.worker, member.book)
         self.replicas = Replicas(settings, self.metrics, clock, engine_key, self._replicas_changed)
         self.discovery = Discovery(settings, self.metrics, self.replicas.list_urls, resolve)
         self.upstream = Upstream(settings.timeouts, settings.limits.max_answer_bytes, engine_key)
         self.inference = Inference(settings, self.replicas, self.admission, self.upstream, self.metrics, clock)
-        self.advisor = Advisor(settings, self.metrics, self.replicas, clock)
-        health = Health(self.replicas, self.discovery, self.admission, self.inference, self.advisor)
+        self.advisor = Advisor(whole, self.metrics, self.replicas, clock)
+        health = Health(self.replicas, self.discovery, self.admission, self.inference, self.advisor, member.worker)
         cold = public_app(settings, self.replicas, health)
         self.tracing = make_tracing(settings.tracing)
         self.ledger = Ledger(settings.ledger.path, self.metrics) if settings.ledger.path else None
@@ -61,7 +82,7 @@ class Gateway:
         health.edge = self.edge
         self.health = health
         self.public: App = self.edge
-        self.admin: App = admin_app(self.metrics, self.replicas, health, token)
+        self.admin: App = admin_app(self.metrics, self.replicas, health, token, member.worker, member.siblings)
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:

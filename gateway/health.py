@@ -1,5 +1,6 @@
 """What the gateway says of itself: /healthz (its own loop), /readyz (an engine makes progress), /status (all of it)."""
 
+import os
 from typing import Any
 
 from gateway.advisor import Advisor
@@ -8,6 +9,7 @@ from gateway.inference import Inference
 from gateway.middleware import Edge
 from gateway.pools import Admissions
 from gateway.replicas import Replicas
+from gateway.workers import Worker
 
 
 class Health:
@@ -20,12 +22,14 @@ class Health:
         admission: Admissions,
         inference: Inference,
         advisor: Advisor,
+        worker: Worker,
     ) -> None:
         self._replicas = replicas
         self._discovery = discovery
         self._admission = admission
         self._inference = inference
         self._advisor = advisor
+        self._worker = worker
         self.edge: Edge | None = None
 
     @property
@@ -41,10 +45,13 @@ class Health:
         return True, ""
 
     def status(self) -> dict[str, Any]:
-        """A snapshot for people and scripts; no field is a contract except those docs/operations.md names."""
+        """This process's snapshot for people and scripts; no field is a contract except those docs/operations.md
+        names."""
         ready, reason = self.ready()
         admission = self._admission
         return {
+            "worker": str(self._worker),
+            "pid": os.getpid(),
             "ready": ready,
             "reason": reason,
             "draining": self.draining,

@@ -4,7 +4,9 @@ Lines are written by a thread. Whoever is to read stderr may stand still, and a 
 must cost lines, which are counted, and not the event loop.
 """
 
+import contextlib
 import datetime
+import fcntl
 import logging
 import os
 import queue
@@ -13,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -33,6 +35,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "event": record.getMessage(),
+            **_mark,
         }
         fields = getattr(record, "fields", None)
         if isinstance(fields, dict):
@@ -64,9 +67,11 @@ class LineWriter:
     be called in any thread.
     """
 
-    def __init__(self, descriptor: int, max_lines: int = MAX_LINES) -> None:
+    def __init__(self, descriptor: int, max_lines: int = MAX_LINES, turn: int | None = None) -> None:
+        """`turn`: a file whose lock says whose turn it is, where several processes write to one descriptor."""
         self.on_drop: Callable[[], None] = lambda: None
         self._descriptor = descriptor
+        self._turn = turn
         self._max_lines = max_lines
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._dropped = self._told = 0
@@ -109,11 +114,24 @@ class LineWriter:
                     break
             closing = line is None
             try:
-                self._write(b"".join(lines))
+                with self._locked():
+                    self._write(b"".join(lines))
             except OSError:
                 self.drop(len(lines))
             else:
                 self._tell_dropped()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """A pipe takes 4 KiB in one piece at most: without turns, lines of two workers would run into each other."""
+        if self._turn is None:
+            yield
+            return
+        fcntl.lockf(self._turn, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._turn, fcntl.LOCK_UN)
 
     def _write(self, data: bytes) -> None:
         while data:
@@ -145,11 +163,12 @@ class _Handler(logging.Handler):
 
 
 def _line(fields: dict[str, Any]) -> bytes:
-    return orjson.dumps({"at": datetime.datetime.now(datetime.UTC), **fields}, option=_LINE)
+    return orjson.dumps({"at": datetime.datetime.now(datetime.UTC), **fields, **_mark}, option=_LINE)
 
 
 _LINE = orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE
 _writer: LineWriter | None = None  # of the process, as `logging` itself is
+_mark: dict[str, int] = {}  # in every line of this process: which worker it is
 
 
 def write_access(fields: dict[str, Any]) -> None:
@@ -161,13 +180,16 @@ def write_access(fields: dict[str, Any]) -> None:
         sys.stderr.write(line.decode())
 
 
-def configure(level: str) -> LineWriter:
+def configure(level: str, turn: int | None = None, worker: int | None = None) -> LineWriter:
     """Send everything to stderr as JSON; uvicorn's own access log stays off, the edge writes a better one.
 
-    Whoever calls it closes the writer at the process's end.
+    Whoever calls it closes the writer at the process's end. `turn` as LineWriter has it; `worker` is in every line.
     """
     global _writer
-    _writer = LineWriter(2)
+    _writer = LineWriter(2, turn=turn)
+    _mark.clear()
+    if worker is not None:
+        _mark["worker"] = worker
     handler = _Handler(_writer)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()

@@ -1,9 +1,23 @@
-"""Every metric of the gateway: names, labels, buckets. Labels never carry a request, a prompt or a secret."""
+"""Every metric of the gateway: names, labels, buckets. Labels never carry a request, a prompt or a secret.
+
+With several workers each one's values lie in files of one directory, and any worker's page is made of all of them
+(metricfiles.py). How gauges come together is said where they are defined, and means nothing to a single process.
+"""
+
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 
 from gateway import __version__
+from gateway.metricfiles import MetricFiles
+
+Together = Literal["livesum", "livemax", "livemin"]
+# How the workers' gauges become the gateway's. All of them are of the living: what a dead worker held it holds no more.
+TOGETHER: Together = "livesum"  # parts of one amount
+ANYWHERE: Together = "livemax"  # alike in all, or a fault that one worker sees is one
+EVERYWHERE: Together = "livemin"  # holds once it holds for every worker
 
 # The largest finite bucket lies above timeouts.total_s's default, or a p99 would be pinned to the top.
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1200)
@@ -23,16 +37,19 @@ def _at_zero(series: Counter, causes: tuple[str, ...]) -> None:
 
 
 class Metrics:
-    """One registry with all of it; made once per gateway, handed to whoever counts."""
+    """One registry with all of it; made once per process, handed to whoever counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: MetricFiles | None = None) -> None:
+        """`files`: where the workers' values lie, if there are several."""
         registry = self.registry = CollectorRegistry()
+        self._files = files
+        gauge_class = Gauge if files is None else files.gauge_class
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"gateway_{name}", text, labels, registry=registry)
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"gateway_{name}", text, labels, registry=registry)
+        def gauge(name: str, text: str, *labels: str, mode: Together = ANYWHERE) -> Gauge:
+            return gauge_class(f"gateway_{name}", text, labels, registry=registry, multiprocess_mode=mode)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"gateway_{name}", text, labels, registry=registry, buckets=buckets)
@@ -60,17 +77,27 @@ class Metrics:
         self.cancelled = counter("cancelled_total", "Requests whose client left before the answer's end.", "phase")
         # Admission.
         self.queue_seconds = histogram("queue_seconds", "From arrival to admission, admitted requests.", _SECONDS)
-        self.queued_requests = gauge("queued_requests", "Requests waiting for admission.")
-        self.queued_tokens = gauge("queued_tokens", "Their tokens: prompt estimates plus max_tokens.")
-        self.in_flight_requests = gauge("in_flight_requests", "Admitted requests that have not ended.")
-        self.in_flight_tokens = gauge("in_flight_tokens", "Their tokens: prompt estimates plus max_tokens.")
+        self.queued_requests = gauge("queued_requests", "Requests waiting for admission.", mode=TOGETHER)
+        self.queued_tokens = gauge("queued_tokens", "Their tokens: prompt estimates plus max_tokens.", mode=TOGETHER)
+        self.in_flight_requests = gauge("in_flight_requests", "Admitted requests that have not ended.", mode=TOGETHER)
+        self.in_flight_tokens = gauge(
+            "in_flight_tokens", "Their tokens: prompt estimates plus max_tokens.", mode=TOGETHER
+        )
         self.capacity_tokens = gauge(
-            "capacity_tokens", "Tokens admitted at once; 0 while no engine has told its capacity."
+            "capacity_tokens",
+            "Tokens admitted at once; 0 while no engine has told its capacity.",
+            mode=TOGETHER,
         )
         # The same by pool: a model and those that share an engine with it, under the first of their names.
-        self.pool_capacity_tokens = gauge("pool_capacity_tokens", "Tokens admitted at once, by pool.", "model")
-        self.pool_in_flight_tokens = gauge("pool_in_flight_tokens", "Tokens of admitted requests, by pool.", "model")
-        self.pool_queued_tokens = gauge("pool_queued_tokens", "Tokens of waiting requests, by pool.", "model")
+        self.pool_capacity_tokens = gauge(
+            "pool_capacity_tokens", "Tokens admitted at once, by pool.", "model", mode=TOGETHER
+        )
+        self.pool_in_flight_tokens = gauge(
+            "pool_in_flight_tokens", "Tokens of admitted requests, by pool.", "model", mode=TOGETHER
+        )
+        self.pool_queued_tokens = gauge(
+            "pool_queued_tokens", "Tokens of waiting requests, by pool.", "model", mode=TOGETHER
+        )
         self.shed = counter(
             "shed_total", "Requests refused with 429 or 503 before they reached an engine.", "cause", "tenant"
         )
@@ -94,13 +121,15 @@ class Metrics:
         self.prefix_tokens = counter(
             "prefix_tokens_total", "Prompt tokens of answered requests by their prefix's outcome.", "tenant", "outcome"
         )
-        self.prefix_entries = gauge("prefix_entries", "Leading parts of prompts that are remembered, as hashes.")
+        self.prefix_entries = gauge(
+            "prefix_entries", "Leading parts of prompts that are remembered, as hashes.", mode=TOGETHER
+        )
         # Engines.
         self.failures = counter("upstream_failures_total", "Engine calls that failed, by cause.", "cause")
         _at_zero(self.failures, _FAILURES)
         self.retries = counter("upstream_retries_total", "Calls sent again to an engine that had seen nothing of them.")
-        self.upstream_calls = gauge("upstream_calls", "Calls to engines open now.", "replica")
-        self.replica_ready = gauge("replica_ready", "1 while a replica takes requests.", "replica")
+        self.upstream_calls = gauge("upstream_calls", "Calls to engines open now.", "replica", mode=TOGETHER)
+        self.replica_ready = gauge("replica_ready", "1 while a replica takes requests.", "replica", mode=EVERYWHERE)
         self.replica_circuit = gauge(
             "replica_circuit", "0 closed; 1 half open, one request may try; 2 open, left out for a while.", "replica"
         )
@@ -132,8 +161,17 @@ class Metrics:
         self.ledger_failures = counter(
             "ledger_failures_total", "Commits of the usage ledger that failed; kept and tried again."
         )
-        self.ledger_pending = gauge("ledger_pending_rows", "Rows of usage counted and not yet on disk.")
+        self.ledger_pending = gauge("ledger_pending_rows", "Rows of usage counted and not yet on disk.", mode=TOGETHER)
 
     def page(self) -> bytes:
         """The text exposition of all of it."""
-        return generate_latest(self.registry)
+        return generate_latest(self.registry if self._files is None else self._files.over(self.registry))
+
+    def source(self, names: frozenset[str]) -> Collector:
+        """Where the gateway's samples of these names are collected from; there may be others among them."""
+        return self.registry.restricted_registry(names) if self._files is None else self._files.over(self.registry)
+
+    def flush(self) -> None:
+        """Have this worker's gauges say what is now: they are read from other processes."""
+        if self._files is not None:
+            self._files.flush()

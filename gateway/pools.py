@@ -8,11 +8,13 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from gateway.accountbook import AccountBook
 from gateway.accounts import Accounts
 from gateway.admission import Admission
 from gateway.metrics import Metrics
 from gateway.replica import Replica, State
 from gateway.settings import Admission as AdmissionSettings
+from gateway.workers import ONLY, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,23 @@ class Admissions:
     that time more may be in flight than the engines hold, by as much as these hold.
     """
 
-    def __init__(self, settings: AdmissionSettings, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: AdmissionSettings,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        worker: Worker = ONLY,
+        book: AccountBook | None = None,
+    ) -> None:
+        """`settings` are the worker's own; of what the engines report it takes its share."""
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
+        self._worker = worker
         self._of: dict[str, Admission] = {}  # model -> its pool's queue
         self._retired: list[Admission] = []
         self._unknown = self._new()  # for models no engine told of (yet)
-        self.accounts = Accounts(metrics, clock)
+        self.accounts = Accounts(metrics, clock, book)
         metrics.queued_requests.set_function(lambda: self.queued)
         metrics.queued_tokens.set_function(lambda: self.queued_tokens)
         metrics.in_flight_requests.set_function(lambda: self.in_flight)
@@ -82,7 +93,7 @@ class Admissions:
             ready = [replica for replica in pool.replicas if replica.state is State.READY]
             # While every engine is away the last figure stays: the waiting room still has to be bounded.
             if capacity := sum(replica.capacity_tokens or 0 for replica in ready):
-                queue.set_capacity(capacity)
+                queue.set_capacity(max(1, self._worker.share(capacity)))
             queue.pause(not ready)
         self._of = after
         for left in before.values():

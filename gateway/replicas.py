@@ -114,8 +114,8 @@ class Replicas:
             return "no engine is listed"
         return "; ".join(f"engine {i + 1} is {r.state} ({r.reason})" for i, r in enumerate(self.all))
 
-    async def wait_ready(self, model: str, timeout_s: float) -> bool:
-        """Wait until a replica of this model is ready; False when the time is over first."""
+    async def wait_ready(self, model: str | None, timeout_s: float) -> bool:
+        """Wait until a replica (of this model) is ready; False when the time is over first."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.ready(model):

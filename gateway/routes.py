@@ -17,6 +17,7 @@ from gateway.errors import (
     NotFoundError,
     PayloadTooLargeError,
     UnauthorizedError,
+    UnavailableError,
     error_object,
 )
 from gateway.health import Health
@@ -24,6 +25,7 @@ from gateway.metrics import Metrics
 from gateway.protocol import unknown_model
 from gateway.replicas import Replicas
 from gateway.settings import Settings
+from gateway.workers import Siblings, Worker, whole_status
 
 MAX_ADMIN_BODY_BYTES = 65536
 
@@ -66,9 +68,18 @@ def public_app(settings: Settings, replicas: Replicas, health: Health) -> FastAP
     return app
 
 
-def admin_app(metrics: Metrics, replicas: Replicas, health: Health, token: AdminToken) -> FastAPI:
-    """GET /metrics (open, on an internal address), GET /status and POST /drain (with the admin token)."""
+def admin_app(
+    metrics: Metrics, replicas: Replicas, health: Health, token: AdminToken, worker: Worker, siblings: Siblings
+) -> FastAPI:
+    """GET /metrics (open, on an internal address), GET /status and POST /drain (with the admin token).
+
+    Whichever worker is asked answers for all of them.
+    """
     app = _bare_app()
+
+    async def whole() -> dict[str, Any]:
+        own = health.status()
+        return own if worker.of == 1 else whole_status(worker, own, await siblings.tell("status"))
 
     def require_token(request: Request) -> None:
         if not token.allows(request.scope):
@@ -76,12 +87,13 @@ def admin_app(metrics: Metrics, replicas: Replicas, health: Health, token: Admin
 
     @app.get("/metrics")
     async def metrics_page() -> Response:
+        await siblings.tell("flush")
         return Response(metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/status")
     async def status(request: Request) -> dict[str, Any]:
         require_token(request)
-        return health.status()
+        return await whole()
 
     @app.post("/drain")
     async def drain(request: Request) -> dict[str, Any]:
@@ -89,7 +101,10 @@ def admin_app(metrics: Metrics, replicas: Replicas, health: Health, token: Admin
         order = await _drain_order(request)
         if not replicas.drain(order.replica, order.on):
             raise BadRequestError("no replica has this URL; GET /status lists them", param="replica")
-        return health.status()
+        told = await siblings.tell("drain", replica=order.replica, on=order.on)
+        if silent := [number for number, done in told.items() if done is None]:
+            raise UnavailableError(f"worker {silent[0]} did not take the order: send it again", retry_after_s=1)
+        return await whole()
 
     return app
 

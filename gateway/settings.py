@@ -223,6 +223,14 @@ class Settings(BaseSettings):
 
     listen: HostPort = Field("127.0.0.1:8080", description="Public address: /v1/*, /healthz, /readyz.")
     admin_listen: HostPort = Field("127.0.0.1:9000", description="Internal address: /metrics, /status, drain.")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that serve both addresses. More than one: `admission.capacity_tokens` (or the engines' "
+        "own), `max_in_flight`, `max_queue_tokens` and `limits.max_arriving_bytes` are divided among them, a key's "
+        "limits are counted together, and everything else is each one's own (docs/operations.md).",
+    )
     engines: tuple[BaseUrl, ...] = Field(
         ("http://127.0.0.1:8000",),
         description="Base URLs of the engines (a JSON list in the environment); unset where discovery has a source: "
@@ -267,6 +275,14 @@ class Settings(BaseSettings):
         if self.limits.max_arriving_bytes < self.limits.max_body_bytes:
             raise ValueError(
                 f"limits.max_arriving_bytes = {self.limits.max_arriving_bytes}: expected at least limits.max_body_bytes"
+            )
+        for name in ("capacity_tokens", "max_in_flight"):
+            if (value := getattr(self.admission, name)) is not None and value < self.workers:
+                raise ValueError(f"admission.{name} = {value}: expected at least workers, each takes its share")
+        if self.workers > 1 and self.limits.max_arriving_bytes // self.workers < self.limits.max_body_bytes:
+            raise ValueError(
+                f"limits.max_arriving_bytes = {self.limits.max_arriving_bytes}: expected at least "
+                f"{self.workers} workers x limits.max_body_bytes"
             )
         if self.listen == self.admin_listen and not self.listen.endswith(":0"):
             raise ValueError(f"admin_listen = {self.admin_listen!r}: expected another address than listen has")

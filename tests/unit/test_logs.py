@@ -4,8 +4,11 @@ import contextlib
 import json
 import os
 import select
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +100,30 @@ def test_a_reader_that_is_gone_costs_lines_and_nothing_else(pipe: tuple[int, int
     writer.put(b"y\n")
     writer.close()
     assert len(dropped) == 2
+
+
+_WRITERS = """
+import os, sys
+from gateway.logs import LineWriter
+turn = os.open(sys.argv[1], os.O_RDWR) if len(sys.argv) > 1 else None
+writer = LineWriter(2, turn=turn)
+for _ in range(200):
+    writer.put(sys.argv[2].encode() * 6000 + b"\\n")
+writer._lines.put(None)
+writer._thread.join()
+"""
+
+
+def test_lines_of_two_processes_do_not_run_into_each_other(tmp_path: Path) -> None:
+    (tmp_path / "turn").touch()
+    reading, writing = os.pipe()
+    writers = [
+        subprocess.Popen([sys.executable, "-c", _WRITERS, str(tmp_path / "turn"), letter], stderr=writing)
+        for letter in "ab"
+    ]
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        lines = pipe.read().splitlines()
+    assert [writer.wait(10) for writer in writers] == [0, 0]
+    assert sorted(set(lines)) == [b"a" * 6000, b"b" * 6000]
+    assert len(lines) == 400

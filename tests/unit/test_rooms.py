@@ -12,7 +12,7 @@ ROOT = Path(gateway.__file__).parent
 HOMES = {
     "fastapi": {"routes", "app"},
     "starlette": {"routes", "app"},
-    "uvicorn": {"server", "__main__"},
+    "uvicorn": {"server", "serving"},
     "httptools": {"server"},
     "aiohttp": {"upstream"},
     "httpx": {"monitor"},

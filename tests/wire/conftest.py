@@ -13,9 +13,10 @@ import pytest
 import pytest_asyncio
 import uvloop
 
-from gateway.__main__ import _bind, _server
 from gateway.app import Gateway
 from gateway.discovery import Resolve, resolve
+from gateway.listening import bind
+from gateway.serving import server
 from gateway.settings import Settings
 from tests.fakes.engine import MODEL, FakeEngine, Script
 
@@ -92,7 +93,7 @@ async def until(holds: Callable[[], Any], within_s: float = 15) -> None:
 
 
 def free_socket() -> socket.socket:
-    return _bind("127.0.0.1:0", "listen")
+    return bind("127.0.0.1:0", "listen")
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -109,12 +110,12 @@ async def _stop(servers: list[Any], tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    for server in servers:
-        for listener in server.servers:
+    for each in servers:
+        for listener in each.servers:
             listener.close()
-        for connection in list(server.server_state.connections):
+        for connection in list(each.server_state.connections):
             connection.transport.abort()
-        if requests := list(server.server_state.tasks):
+        if requests := list(each.server_state.tasks):
             _, stuck = await asyncio.wait(requests, timeout=1)
             for task in stuck:  # a test that found a fault must end as well
                 task.cancel()
@@ -128,10 +129,10 @@ async def serve(
     chosen = Settings(engines=tuple(engines), **merge(QUICK, settings))
     async with Gateway(chosen, resolve=resolve) as gateway:
         public, admin = free_socket(), free_socket()
-        servers = [_server(app, gateway.settings) for app in (gateway.public, gateway.admin)]
+        servers = [server(app, gateway.settings) for app in (gateway.public, gateway.admin)]
         tasks = [asyncio.create_task(s.serve([sock])) for s, sock in zip(servers, (public, admin), strict=True)]
         urls = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in (public, admin)]
-        while not all(server.started for server in servers):
+        while not all(each.started for each in servers):
             await asyncio.sleep(0)
         if wait:
             async with asyncio.timeout(5):

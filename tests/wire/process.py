@@ -86,13 +86,16 @@ def environment(engines: list[str], **settings: Any) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def started(
-    engines: list[str], *arguments: str, cwd: Path = ROOT, **settings: Any
+    engines: list[str],
+    *arguments: str,
+    cwd: Path = ROOT,
+    program: tuple[str, ...] = ("-m", "gateway"),
+    **settings: Any,
 ) -> AsyncIterator[GatewayProcess]:
     """Start one and leave nothing behind, however the test ends. `serving` tells when it listens."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        "-m",
-        "gateway",
+        *program,
         *arguments,
         env={"PYTHONPATH": str(ROOT), **environment(engines, **settings)},
         cwd=cwd,

@@ -209,7 +209,7 @@ def test_two_parents_are_none_and_an_unfit_state_is_left_out() -> None:
 
 def test_off_neither_the_sdk_nor_an_exporter_is_imported() -> None:
     """A process of its own: this one has imported them long since. (FastAPI imports the API, without an SDK a stub.)"""
-    code = "import sys, gateway.__main__; print([name for name in sys.modules if name.startswith('opentelemetry.')])"
+    code = "import sys, gateway.serving; print([name for name in sys.modules if name.startswith('opentelemetry.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "opentelemetry.sdk" not in done.stdout
     assert "opentelemetry.exporter" not in done.stdout

@@ -1,0 +1,298 @@
+"""The parent of several workers: starts them, starts again those that die, and ends when all have drained.
+
+It serves nothing itself. It holds the listening sockets, so that connections outlive a worker, and one channel to each
+worker, over which it also sees that the worker's loop runs. Per worker, in order:
+
+1. start: a fresh interpreter with its two sockets and its channel; it has START_S to say hello.
+2. watch: asked every PING_S whether it is alive; silent for HANG_S, it is killed.
+3. it died: its gauges and its requests in flight are struck out, its counts stay. It is started again at once; one that
+   died twice in a row soon after its start, after 1, 2, 4 … 30 s. Where a start failed, its sockets are given up
+   meanwhile: the kernel then deals its connections to the others.
+
+The first start is all or nothing, and worker 1 goes first: a mistake that only a worker can find is told once.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gateway.accountbook import SharedBook
+from gateway.control import Channel, Order
+from gateway.listening import address_of, bind_again, bind_all, raise_file_limit
+from gateway.logs import LineWriter, configure
+from gateway.metricfiles import VARIABLE, forget_worker
+from gateway.settings import Settings
+from gateway.workers import Worker, restart_delay_s
+
+logger = logging.getLogger("gateway")
+
+START_S = 60.0
+PING_S = 1.0
+HANG_S = 30.0
+TELL_S = 2.0  # for an answer to what all are asked
+STEADY_S = 10.0  # a worker that lived so long did not die of its start
+FAILED_STARTS = 3  # of one worker in a row, while no other serves: then the whole gateway ends
+DRAIN_SLACK_S = 20.0  # beyond timeouts.drain_s, for last words and the ledger's last commit
+PREFIX = "gateway-"
+
+
+@dataclass(eq=False)
+class _Slot:
+    """One worker's place."""
+
+    number: int
+    sockets: list[socket.socket]  # public, admin; none while they are given up
+    process: asyncio.subprocess.Process | None = None
+    channel: Channel | None = None
+    hello: asyncio.Event = field(default_factory=asyncio.Event)
+    deaths: int = 0  # in a row, each soon after a start
+    failed_starts: int = 0
+
+    @property
+    def serves(self) -> bool:
+        return self.hello.is_set()
+
+
+class Supervisor:
+    """`run` is all of it."""
+
+    def __init__(self, settings: Settings, directory: Path, slots: list[_Slot], book: SharedBook) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._slots = slots
+        self._book = book
+        self._since_s = time.time()
+        self._drained: set[str] = set()
+        self._stopping = asyncio.Event()
+        self._gave_up = asyncio.Event()
+
+    async def run(self) -> int:
+        """Exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        keepers: list[asyncio.Task[None]] = []
+        try:
+            for slots in (self._slots[:1], self._slots[1:]):
+                if not await self._first_start(slots, keepers):
+                    return 0 if self._stopping.is_set() else 1
+            public, admin = self._slots[0].sockets
+            fields = {"public": address_of(public), "admin": address_of(admin), "workers": len(self._slots)}
+            logger.info("serving", extra={"fields": fields})
+            ends = [asyncio.ensure_future(event.wait()) for event in (self._stopping, self._gave_up)]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
+            return 1 if self._gave_up.is_set() else 0
+        finally:
+            await self._stop(keepers)
+            logger.info("stopped")
+
+    # -- a worker's life -----------------------------------------------------------------------------------------------
+
+    async def _first_start(self, slots: list[_Slot], keepers: list[asyncio.Task[None]]) -> bool:
+        """Start these and keep them; False where one ended before it served, or a signal came first."""
+        begun = [asyncio.create_task(self._keep(slot), name=f"worker {slot.number}") for slot in slots]
+        keepers += begun
+        served = asyncio.create_task(_all_say_hello(slots))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        ends: list[asyncio.Future[Any]] = [served, stopping, *begun]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if served.done():
+            return True
+        served.cancel()
+        return False
+
+    async def _keep(self, slot: _Slot) -> None:
+        """Returns when it shall not be started again."""
+        first = True
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            why, served = await self._live(slot)
+            self._strike_out(slot)
+            if self._stopping.is_set() or self._gave_up.is_set():
+                return
+            if first and not served:
+                if why != "exit code 1":  # then it has told why
+                    logger.error("a worker did not start", extra={"fields": {"worker": slot.number, "why": why}})
+                return
+            first = False
+            slot.deaths = 1 if time.monotonic() - began >= STEADY_S else slot.deaths + 1
+            slot.failed_starts = 0 if served else slot.failed_starts + 1
+            delay_s = restart_delay_s(slot.deaths)
+            fields = {"worker": slot.number, "why": why, "starts_again_in_s": delay_s}
+            logger.error("a worker ended", extra={"fields": fields})
+            if slot.failed_starts >= FAILED_STARTS and not any(other.serves for other in self._slots):
+                logger.error("no worker can be started, the gateway ends")
+                self._gave_up.set()
+                return
+            if not served:
+                self._give_up_sockets(slot)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay_s)
+            self._take_up_sockets(slot)
+
+    async def _live(self, slot: _Slot) -> tuple[str, bool]:
+        """One worker from its start to its end: what it died of, and whether it had served."""
+        ours, its = socket.socketpair()
+        public, admin = slot.sockets
+        descriptors = {"public": public.fileno(), "admin": admin.fileno(), "control": its.fileno()}
+        post = {"number": slot.number, "of": len(self._slots), **descriptors, "directory": str(self._directory)}
+        post |= {"parent": os.getpid(), "since_s": self._since_s}
+        with its:
+            slot.process = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gateway.worker", json.dumps(post)),
+                env={**os.environ, VARIABLE: str(self._directory / "metrics")},
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=tuple(descriptors.values()),
+                process_group=0,  # Ctrl-C reaches the parent alone, which hands it on once
+            )
+        slot.channel = await Channel.open(ours, lambda order: self._serve(order, slot))
+        tasks = [asyncio.create_task(work) for work in (slot.channel.run(), self._watch(slot, slot.channel, process))]
+        try:
+            code = await process.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            served = slot.serves
+            slot.hello.clear()
+            slot.process = slot.channel = None
+        return (f"exit code {code}" if code >= 0 else signal.Signals(-code).name), served
+
+    async def _watch(self, slot: _Slot, channel: Channel, process: asyncio.subprocess.Process) -> None:
+        """Kill it where it does not start, or answers no more."""
+        try:
+            await asyncio.wait_for(slot.hello.wait(), START_S)
+            # There is no event to wait for: silence is the event.
+            while await channel.ask("alive", HANG_S):  # noqa: ASYNC110
+                await asyncio.sleep(PING_S)
+            if channel.closed:
+                return  # it ended, or is about to
+            why = f"no answer for {HANG_S:g} s"
+        except TimeoutError:
+            why = f"not serving after {START_S:g} s"
+        logger.error("a worker is killed", extra={"fields": {"worker": slot.number, "why": why}})
+        _signal(process, signal.SIGKILL)
+
+    def _strike_out(self, slot: _Slot) -> None:
+        forget_worker(self._directory / "metrics", slot.number)
+        self._book.strike_out(slot.number)
+
+    def _give_up_sockets(self, slot: _Slot) -> None:
+        """Only while another one keeps the port."""
+        if any(other.sockets for other in self._slots if other is not slot):
+            for sock in slot.sockets:
+                sock.close()
+            slot.sockets = []
+
+    def _take_up_sockets(self, slot: _Slot) -> None:
+        if not slot.sockets:
+            holder = next(other for other in self._slots if other.sockets)
+            slot.sockets = [bind_again(sock) for sock in holder.sockets]
+
+    # -- what workers ask ----------------------------------------------------------------------------------------------
+
+    async def _serve(self, order: Order, slot: _Slot) -> Any:
+        if order["what"] == "hello":
+            slot.hello.set()
+            pid = None if slot.process is None else slot.process.pid
+            logger.info("a worker serves", extra={"fields": {"worker": slot.number, "pid": pid}})
+            return sorted(self._drained)
+        wish = order["order"]
+        if wish["what"] == "drain":  # kept for those that are being started
+            (self._drained.add if wish["on"] else self._drained.discard)(wish["replica"])
+        others = [other for other in self._slots if other is not slot and other.serves]
+        fields = {name: value for name, value in wish.items() if name != "what"}
+        answers = await asyncio.gather(
+            *(other.channel.ask(wish["what"], TELL_S, **fields) for other in others if other.channel is not None)
+        )
+        return {str(other.number): answer for other, answer in zip(others, answers, strict=True)}
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _signalled(self) -> None:
+        self._stopping.set()
+        for slot in self._slots:
+            if slot.process is not None:
+                _signal(slot.process, signal.SIGTERM)
+
+    async def _stop(self, keepers: list[asyncio.Task[None]]) -> None:
+        """Have all of them drain, and wait for it."""
+        if not self._stopping.is_set():
+            self._signalled()
+        within_s = self._settings.timeouts.drain_s + DRAIN_SLACK_S
+        _, late = await asyncio.wait(keepers, timeout=within_s) if keepers else (set(), set())
+        for slot in self._slots:
+            if slot.process is not None:
+                logger.error("a worker did not drain and is killed", extra={"fields": {"worker": slot.number}})
+                _signal(slot.process, signal.SIGKILL)
+        await asyncio.gather(*late, return_exceptions=True)
+
+
+async def _all_say_hello(slots: list[_Slot]) -> None:
+    for slot in slots:
+        await slot.hello.wait()
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+def run(settings: Settings) -> int:
+    """Exit code. Raises SettingsError where an address can't be had."""
+    raise_file_limit()
+    count = settings.workers
+    publics = bind_all(settings.listen, "listen", count)
+    admins = bind_all(settings.admin_listen, "admin_listen", count)
+    log: LineWriter | None = None
+    with shared_directory() as directory:
+        (directory / "metrics").mkdir()
+        # Workers go by what was read now, also those that are started again later.
+        told = settings.model_dump(mode="json", exclude_unset=True)
+        (directory / "settings.json").write_text(json.dumps(told), encoding="utf-8")
+        turn = os.open(directory / "log.turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        book = SharedBook(directory / "accounts", Worker(1, count))
+        slots = [_Slot(i + 1, [publics[i], admins[i]]) for i in range(count)]
+        try:
+            log = configure(settings.logs.level, turn)
+            return asyncio.run(Supervisor(settings, directory, slots, book).run())
+        finally:
+            book.close()
+            if log is not None:
+                log.close()
+
+
+@contextlib.contextmanager
+def shared_directory(base: Path | None = None) -> Iterator[Path]:
+    """A new directory for one gateway's processes, gone afterwards; so are those of gateways that were killed."""
+    base = base or Path(tempfile.gettempdir())
+    for other in base.glob(f"{PREFIX}*/held"):
+        with contextlib.suppress(OSError), other.open("rb+") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(other.parent, ignore_errors=True)
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    try:
+        with (directory / "new").open("wb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            (directory / "new").rename(
+                directory / "held"
+            )  # not there before it is locked: nobody takes it for a dead one's
+            yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
