@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import json
-import os
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,7 +17,8 @@ from typing import Any
 
 import aiohttp
 
-from scripts.bench.engine import VLLM, Target
+from scripts.bench.engine import Target
+from scripts.bench.generator import Generator
 from scripts.bench.plan import Row
 from scripts.bench.workloads import Request
 
@@ -42,14 +41,14 @@ def quantiles_ms(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 def measure(
-    row: Row, requests: Sequence[Request], target: Target, *, python: str, tokenizer: str, folder: Path
+    row: Row, requests: Sequence[Request], target: Target, *, generator: Generator, tokenizer: str, folder: Path
 ) -> dict[str, Any]:
     """One repeat: counts, rates, quantiles in ms, errors by text. Raises DriveError and OSError."""
     url = target.gateway if row.through == "gateway" else target.engine
     if url is None:
         raise DriveError(f"{row.name} goes through the gateway, and there is none")
     if row.stream:
-        result = _streamed(row, requests, target, url, python, tokenizer, folder)
+        result = _streamed(row, requests, target, url, generator, tokenizer, folder)
     else:
         result = asyncio.run(_whole(row, requests, target, url))
     if not result["completed"]:
@@ -59,12 +58,12 @@ def measure(
 
 
 def _streamed(
-    row: Row, requests: Sequence[Request], target: Target, url: str, python: str, tokenizer: str, folder: Path
+    row: Row, requests: Sequence[Request], target: Target, url: str, generator: Generator, tokenizer: str, folder: Path
 ) -> dict[str, Any]:
     data, output, log = folder / "requests.jsonl", folder / "bench.json", folder / "bench.log"
     data.write_text("".join(json.dumps(asdict(request)) + "\n" for request in requests))
     output.unlink(missing_ok=True)
-    command = [python, *VLLM, "bench", "serve", "--backend", BACKENDS[row.endpoint], "--base-url", url]
+    command = ["--backend", BACKENDS[row.endpoint], "--base-url", url]
     command += ["--endpoint", PATHS[row.endpoint], "--model", target.model, "--tokenizer", tokenizer]
     command += ["--dataset-name", "custom", "--dataset-path", str(data), "--custom-output-len", "-1"]
     command += ["--skip-chat-template", "--disable-shuffle", "--num-prompts", str(len(requests)), "--ignore-eos"]
@@ -72,13 +71,13 @@ def _streamed(
     command += ["--request-rate", str(row.rate)] if row.rate else []
     command += ["--extra-body", '{"temperature": 0.7}', "--disable-tqdm", "--seed", "0"]
     command += ["--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", output.name]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environment = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     if target.api_key:
         environment["OPENAI_API_KEY"] = target.api_key  # not an argument: others can read those
-    with log.open("wb") as lines:
-        code = subprocess.run(command, env=environment, stdout=lines, stderr=subprocess.STDOUT, check=False).returncode
+    log.unlink(missing_ok=True)
+    code = generator.run(command, environment, log)
     if code or not output.exists():
-        last = log.read_text(errors="replace").strip().splitlines()
+        last = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
         raise DriveError(f"vllm bench serve ended with code {code}: {last[-1] if last else 'without a word'}")
     raw = json.loads(output.read_text())
     errors = collections.Counter(_one_line(error) for error in raw["errors"] if error)

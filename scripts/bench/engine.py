@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,36 @@ class Launcher:
 
 
 @contextlib.contextmanager
+def starting(
+    launcher: Launcher,
+    model: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: Path,
+    start_s: float,
+) -> Iterator[Callable[[], str]]:
+    """`vllm serve` under the guard that leaves nothing behind. Yields a function that waits until it answers and
+    returns its URL, or raises StartError.
+    """
+    port = _ports.free_port()
+    name = f"vllm-stack-bench-{port}"
+    command, variables = launcher.command(model, arguments, environment, name)
+    try:
+        with _guarded([*command, "--host", _ports.HOST, "--port", str(port)], variables, log) as process:
+            url = f"http://{_ports.HOST}:{port}"
+
+            def up() -> str:
+                _until(f"{url}/health", process, log, start_s)
+                return url
+
+            yield up
+    finally:
+        if launcher.image:  # its client's death is not the container's
+            subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False)
+
+
+@contextlib.contextmanager
 def running(
     launcher: Launcher,
     model: str,
@@ -70,18 +100,9 @@ def running(
     log: Path,
     start_s: float,
 ) -> Iterator[str]:
-    """`vllm serve` under the guard that leaves nothing behind; yields its URL once it answers. Raises StartError."""
-    port = _ports.free_port()
-    name = f"vllm-stack-bench-{port}"
-    command, variables = launcher.command(model, arguments, environment, name)
-    try:
-        with _guarded([*command, "--host", _ports.HOST, "--port", str(port)], variables, log) as process:
-            url = f"http://{_ports.HOST}:{port}"
-            _until(f"{url}/health", process, log, start_s)
-            yield url
-    finally:
-        if launcher.image:  # its client's death is not the container's
-            subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False)
+    """The same, waited for: yields its URL. Raises StartError."""
+    with starting(launcher, model, arguments, environment=environment, log=log, start_s=start_s) as up:
+        yield up()
 
 
 @contextlib.contextmanager

@@ -74,6 +74,7 @@ class Plan(_Part):
     seed: int = 0
     environment: dict[str, str] = Field(default_factory=dict)
     arguments: tuple[str, ...] = ()  # of every boot, before its own
+    together: bool = False  # all engines are there at once, side by side on the card, and measured in turns
     boots: Annotated[tuple[Boot, ...], Field(min_length=1)]
     ratios: tuple[Ratio, ...] = ()
     ladder: tuple[str, ...] = ()  # boot/row, each compared with the one before
@@ -93,14 +94,18 @@ class Plan(_Part):
     def measurements(self) -> Iterator[tuple[Boot, Row, int]]:
         """Every (boot, row, repeat), in the order in which they are run.
 
-        Repeats go round over the rows of a boot, and every second round goes backwards: what warms up, or drifts, must
-        not always favour the same row.
+        Repeats go round over the rows of a boot, or of all boots that are there together, and every second round goes
+        backwards: what warms up, or drifts, must not always favour the same row.
         """
-        for boot in self.boots:
-            for repeat in range(max(row.repeats for row in boot.rows)):
-                rows = [row for row in boot.rows if repeat < row.repeats]
-                for row in reversed(rows) if repeat % 2 else rows:
-                    yield boot, row, repeat
+        for group in self.groups():
+            rows = [(boot, row) for boot in group for row in boot.rows]
+            for repeat in range(max(row.repeats for _, row in rows)):
+                left = [(boot, row, repeat) for boot, row in rows if repeat < row.repeats]
+                yield from reversed(left) if repeat % 2 else left
+
+    def groups(self) -> tuple[tuple[Boot, ...], ...]:
+        """Boots that are there at the same time."""
+        return (self.boots,) if self.together else tuple((boot,) for boot in self.boots)
 
 
 def load(path: Path) -> Plan:

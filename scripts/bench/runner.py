@@ -7,6 +7,7 @@ command with --retry tries it again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ import httpx
 import yaml
 
 from scripts.bench import drive, engine, watch, workloads
+from scripts.bench.generator import Generator
 from scripts.bench.plan import Boot, Plan, PlanError, Row
 
 START_S = 1800
@@ -83,50 +85,77 @@ def prepare(run: Run) -> None:
 def execute(run: Run) -> None:
     """Measures all that is pending. Raises nothing for a failed step; it is in the folder."""
     pending = run.pending()
-    total, begin, done = len(pending), time.monotonic(), 0
-    for boot in run.plan.boots:
-        todo = [(row, repeat) for of, row, repeat in pending if of is boot]
-        if not todo:
-            continue
-        run.say(f"{boot.name}: {boot.title or 'starting'}")
-        try:
-            with _target(run, boot) as (target, tokenizer):
-                write(run.folder / "boots" / f"{boot.name}.json", json.dumps(_facts(run, boot, target), indent=2))
-                for row, repeat in todo:
-                    result = _one(run, boot, row, repeat, target, tokenizer)
-                    done += 1
-                    left = (time.monotonic() - begin) / done * (total - done)
-                    rate = f"{result['requests_per_s']:.2f} req/s" if "requests_per_s" in result else result["failed"]
-                    where = f"[{done}/{total}, {left / 60:.0f} min left]"
-                    run.say(f"  {row.name} {repeat + 1}/{row.repeats}: {rate}   {where}")
-        except (engine.StartError, httpx.HTTPError, OSError) as error:
-            done = total - len(run.pending())
-            write(run.failure(boot), json.dumps({"boot": boot.name, "reason": str(error) or type(error).__name__}))
-            run.say(f"  failed and passed over: {error}")
-
-
-@contextlib.contextmanager
-def _target(run: Run, boot: Boot) -> Any:
-    """(Target, tokenizer): the attached stack, or an engine and, where a row wants it, a gateway of our own."""
-    if run.attached is not None:
-        at = run.attached
-        yield engine.look(at.engine, at.gateway, at.api_key), at.tokenizer
+    if not pending:
         return
-    model = boot.model or run.plan.model
-    log = run.folder / "logs" / f"{boot.name}.log"
-    environment = {**run.plan.environment, **boot.environment}
-    arguments = _arguments(run.plan, boot)
-    with contextlib.ExitStack() as stack:
-        url = stack.enter_context(
-            engine.running(run.launcher, model, arguments, environment=environment, log=log, start_s=START_S)
-        )
-        front = None
-        if any(row.through == "gateway" for row in boot.rows):
-            front = stack.enter_context(engine.gateway(url, boot.gateway, log=log.with_suffix(".gateway.log")))
-        yield engine.look(url, front), model
+    begin, total, passed = time.monotonic(), len(pending), 0
+    with contextlib.ExitStack() as whole:
+        generator = whole.enter_context(Generator(run.launcher.python))
+        for group in run.plan.groups():
+            todo = [each for each in pending if each[0] in group]
+            with contextlib.ExitStack() as stack:
+                targets = _targets(run, [boot for boot in group if any(boot is each[0] for each in todo)], stack)
+                for boot, row, repeat in todo:
+                    passed += 1
+                    if boot.name not in targets:
+                        continue
+                    try:
+                        result = _one(run, boot, row, repeat, *targets[boot.name], generator)
+                    except (httpx.HTTPError, OSError) as error:
+                        _fail(run, boot, error)
+                        del targets[boot.name]
+                        continue
+                    left = (time.monotonic() - begin) / passed * (total - passed)
+                    rate = f"{result['requests_per_s']:.2f} req/s" if "requests_per_s" in result else result["failed"]
+                    where = f"[{passed}/{total}, {left / 60:.0f} min left]"
+                    run.say(f"  {boot.name}/{row.name} {repeat + 1}/{row.repeats}: {rate}   {where}")
 
 
-def _one(run: Run, boot: Boot, row: Row, repeat: int, target: engine.Target, tokenizer: str) -> dict[str, Any]:
+def _fail(run: Run, boot: Boot, error: Exception) -> None:
+    write(run.failure(boot), json.dumps({"boot": boot.name, "reason": str(error) or type(error).__name__}))
+    run.say(f"  {boot.name} failed and is passed over: {error}")
+
+
+def _targets(run: Run, boots: Sequence[Boot], stack: contextlib.ExitStack) -> dict[str, tuple[engine.Target, str]]:
+    """Boot's name to (what to measure, its tokenizer): the attached stack, or an engine and, where a row wants it, a
+    gateway of our own. They start side by side; those that do not come up are in the folder, and not in here.
+    """
+    starts: list[tuple[Boot, Callable[[], str]]] = []
+    for boot in boots:
+        run.say(f"{boot.name}: {boot.title or 'starting'}")
+        if run.attached is None:
+            log = run.folder / "logs" / f"{boot.name}.log"
+            environment, arguments = {**run.plan.environment, **boot.environment}, _arguments(run.plan, boot)
+            model = boot.model or run.plan.model
+            up = stack.enter_context(
+                engine.starting(run.launcher, model, arguments, environment=environment, log=log, start_s=START_S)
+            )
+        else:
+            up = functools.partial(str, run.attached.engine)
+        starts.append((boot, up))
+    found = {}
+    for boot, up in starts:
+        try:
+            target = _look(run, boot, up(), stack)
+            write(run.folder / "boots" / f"{boot.name}.json", json.dumps(_facts(run, boot, target), indent=2))
+            found[boot.name] = (target, run.attached.tokenizer if run.attached else boot.model or run.plan.model)
+        except (engine.StartError, httpx.HTTPError, OSError) as error:
+            _fail(run, boot, error)
+    return found
+
+
+def _look(run: Run, boot: Boot, url: str, stack: contextlib.ExitStack) -> engine.Target:
+    if run.attached is not None:
+        return engine.look(url, run.attached.gateway, run.attached.api_key)
+    front = None
+    if any(row.through == "gateway" for row in boot.rows):
+        log = run.folder / "logs" / f"{boot.name}.gateway.log"
+        front = stack.enter_context(engine.gateway(url, boot.gateway, log=log))
+    return engine.look(url, front)
+
+
+def _one(
+    run: Run, boot: Boot, row: Row, repeat: int, target: engine.Target, tokenizer: str, generator: Generator
+) -> dict[str, Any]:
     seed, nonce = f"{run.plan.seed} {row.name} {repeat}", secrets.token_hex(8)
     requests = workloads.requests(
         row.workload,
@@ -141,7 +170,7 @@ def _one(run: Run, boot: Boot, row: Row, repeat: int, target: engine.Target, tok
     with watch.Watch(target.engine) as looking:
         try:
             figures = drive.measure(
-                row, requests, target, python=run.launcher.python, tokenizer=tokenizer, folder=run.folder / "work"
+                row, requests, target, generator=generator, tokenizer=tokenizer, folder=run.folder / "work"
             )
         except drive.DriveError as error:
             figures = {"failed": str(error)}

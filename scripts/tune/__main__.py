@@ -25,6 +25,7 @@ import yaml
 
 from scripts._children import Terminated, raise_on_termination
 from scripts.bench import engine, runner
+from scripts.bench.generator import Generator
 from scripts.tune import decide, loop, report, settings, space
 from scripts.tune.probe import Setup
 
@@ -86,7 +87,8 @@ def main(argv: list[str] | None = None) -> int:
     task = _task(arguments, profile, candidates, folder, path)
     raise_on_termination()
     try:
-        found = loop.tune(task)
+        with task.setup.generator:
+            found = loop.tune(task)
     except loop.FAILURES as error:
         print(f"tune: the current profile can't be measured: {error}", file=sys.stderr)
         return 1
@@ -110,6 +112,7 @@ def _task(
     _forget_another(folder, path.read_text())
     setup = Setup(
         launcher=engine.Launcher(arguments.python, arguments.image),
+        generator=Generator(arguments.python),
         model=arguments.model,
         workload=arguments.workload,
         slo=decide.Slo(arguments.ttft_s, arguments.itl_s),

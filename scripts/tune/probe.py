@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench import drive, engine, workloads
+from scripts.bench.generator import Generator
 from scripts.bench.plan import Row, Workload
 from scripts.tune import decide, space
 
@@ -22,6 +23,7 @@ class Setup:
     """What every trial has in common."""
 
     launcher: engine.Launcher
+    generator: Generator
     model: str
     workload: Workload
     slo: decide.Slo
@@ -94,7 +96,7 @@ class Probe:
             row,
             requests,
             target,
-            python=self.setup.launcher.python,
+            generator=self.setup.generator,
             tokenizer=self.setup.model,
             folder=self.setup.folder,
         )

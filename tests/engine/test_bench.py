@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from scripts import model_fetch
 from tests.engine.conftest import Stack
@@ -104,17 +105,21 @@ def test_the_report_names_version_and_machine(measured: tuple[Path, str]) -> Non
     assert (measured[0] / "report.html").read_text().count("data:image/png;base64,") == 4
 
 
-def test_a_step_that_cannot_start_is_recorded_with_the_engines_own_words(tmp_path: Path) -> None:
-    plan, out = tmp_path / "plan.yaml", tmp_path / "out"
-    text = (ROOT / SMOKE).read_text()
-    boots = text.index("boots:\n") + len("boots:\n")
-    plan.write_text(text[:boots] + text[text.index("  - name: unknown-flag") : text.index("ratios:")])
+def test_engines_side_by_side_are_measured_and_one_that_cannot_start_is_told_in_its_own_words(tmp_path: Path) -> None:
+    smoke, out = yaml.safe_load((ROOT / SMOKE).read_text()), tmp_path / "out"
+    fine, unknown = smoke["boots"]
+    one = {"name": "one", "workload": "short", "requests": 2, "in_flight": 2, "repeats": 2}
+    boots = [unknown, {**fine, "rows": [one, {**one, "name": "two", "through": "gateway"}]}]
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(yaml.safe_dump({**smoke, "together": True, "boots": boots, "ratios": []}))
     ran = subprocess.run(
         command(str(plan), "--out", str(out)), cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
     )
     assert ran.returncode == 1, ran.stderr
     assert "error: unrecognized arguments: --enable-paged-attn" in summary(out)["failures"]["unknown-flag"]
     assert "--enable-paged-attn" in (out / "report.md").read_text()
+    rows = summary(out)["rows"]
+    assert {name: row["requests_per_s"]["repeats"] for name, row in rows.items()} == {"direct/one": 2, "direct/two": 2}
 
 
 def test_no_server_there_is_one_line_and_nothing_measured(tmp_path: Path) -> None:

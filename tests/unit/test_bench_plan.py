@@ -45,6 +45,13 @@ def test_every_second_round_goes_backwards(tmp_path: Path) -> None:
     assert order == [("x", 0), ("y", 0), ("y", 1), ("x", 1), ("y", 2)]
 
 
+def test_engines_that_are_there_together_take_turns(tmp_path: Path) -> None:
+    b = TWO[TWO.index("  - name: a") :].replace("name: a", "name: b")
+    chosen = plan.load(write(tmp_path, TWO.replace("title: two", "title: two\ntogether: true") + b))
+    order = [f"{boot.name}{row.name}{repeat}" for boot, row, repeat in chosen.measurements()]
+    assert order == ["ax0", "ay0", "bx0", "by0", "by1", "bx1", "ay1", "ax1", "ay2", "by2"]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
