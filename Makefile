@@ -34,11 +34,18 @@ engine-check: # before the first download: a machine that cannot run the engine 
 	@scripts/quantize_install.sh $(PYTHON) .venv-quantize
 	@touch $@
 
+# What `make bench-gateway ARGS=--peers` measures beside the gateway.
+.venv-peers/.installed: docker/requirements/peers.txt
+	@$(PYTHON) -m venv .venv-peers
+	@scripts/step.sh "the gateway's peers" .venv-peers/install.log .venv-peers/bin/pip install -q --disable-pip-version-check --no-input --require-hashes -r $<
+	@touch $@
+
 lock: ## pin the newest versions the ranges of pyproject.toml allow (needs uv on PATH)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --extra tracing pyproject.toml -o docker/requirements/gateway.txt $(ARGS)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --extra scripts --extra tracing --extra dev -c docker/requirements/gateway.txt pyproject.toml -o docker/requirements/dev.txt $(ARGS)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28 --excludes docker/requirements/engine-cpu.excludes docker/requirements/engine-cpu.in -o docker/requirements/engine-cpu.txt $(ARGS)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28 --excludes docker/requirements/quantize.excludes docker/requirements/quantize.in -o docker/requirements/quantize.txt $(ARGS)
+	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28 --excludes docker/requirements/peers.excludes docker/requirements/peers.in -o docker/requirements/peers.txt $(ARGS)
 
 ## ---- on this machine, without Docker ------------------------------------------------------------------------------
 .PHONY: model
@@ -128,7 +135,7 @@ bench-compare: .venv/.installed ## two runs side by side: A=results/bench/one B=
 	@$(PY) -m scripts.bench.compare '$(A)' '$(B)' $(ARGS)
 
 .PHONY: bench-gateway bench-window bench-cpu soak
-bench-gateway: .venv/.installed ## what the gateway adds: latency, requests per CPU-second, memory
+bench-gateway: .venv/.installed $(if $(filter --peers,$(ARGS)),.venv-peers/.installed) ## what the gateway adds: latency, requests per CPU-second, memory; ARGS=--peers beside vllm-router and LiteLLM
 	@$(PY) -m scripts.bench_gateway $(ARGS)
 
 bench-window: .venv/.installed ## does the micro-batching window pay? ENGINE=http://127.0.0.1:8000, or the scripted one

@@ -33,25 +33,77 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def process(*command: str, core: int, env: dict[str, str] | None = None) -> Iterator[psutil.Process]:
-    """A child pinned to one core, ended with the block, or with us however we end."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        env={**os.environ, **(env or {})},
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        preexec_fn=die_with_parent(),
-    )
-    handle = psutil.Process(child.pid)
-    handle.cpu_affinity([core % (os.cpu_count() or 1)])
+    """A module of ours as a child pinned to one core, ended with the block, or with us however we end."""
+    with launched((sys.executable, "-m", *command), core, env or {}, Path(os.devnull)) as child:
+        yield child
+
+
+@contextlib.contextmanager
+def launched(command: Sequence[str], core: int, env: dict[str, str], log: Path) -> Iterator[psutil.Process]:
+    """Any program likewise. What it prints goes to `log`."""
+    arrange = die_with_parent()
+
+    def before() -> None:
+        arrange()
+        os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})  # before it asks how many threads it may have
+
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            env={**os.environ, **env},
+            stderr=output,
+            stdout=output,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=before,
+        )
     try:
-        yield handle
+        yield psutil.Process(child.pid)
     finally:
         child.terminate()
-        child.wait(10)
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
 
 
-async def until_ready(session: aiohttp.ClientSession, url: str) -> None:
-    async with asyncio.timeout(30):
+def cores() -> list[int]:
+    """The cores this process may use, those that share no silicon with an earlier one first."""
+    allowed = sorted(os.sched_getaffinity(0))
+    first: list[int] = []
+    rest: list[int] = []
+    seen: set[str] = set()
+    for core in allowed:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+        try:
+            kin = siblings.read_text().strip()
+        except OSError:
+            kin = str(core)
+        (rest if kin in seen else first).append(core)
+        seen.add(kin)
+    return first + rest
+
+
+def family(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of a process and all that came of it, those that have ended included."""
+    times = [member.cpu_times() for member in family(process)]
+    return sum(t.user + t.system + t.children_user + t.children_system for t in times)
+
+
+def memory_mb(process: psutil.Process) -> float:
+    """Resident megabytes: RSS of one process, PSS of several, which share pages."""
+    members = family(process)
+    if len(members) == 1:
+        return float(process.memory_info().rss / 2**20)
+    return float(sum(member.memory_full_info().pss for member in members) / 2**20)
+
+
+async def until_ready(session: aiohttp.ClientSession, url: str, seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
         while True:
             with contextlib.suppress(aiohttp.ClientError):
                 async with session.get(url) as answer:
