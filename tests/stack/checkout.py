@@ -55,6 +55,13 @@ class Stack:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def ready(self) -> bool:
+        """Whether the gateway has an engine to ask; False, too, while it starts."""
+        try:
+            return self.http.get(f"{self.url}/readyz").status_code == 200
+        except httpx.HTTPError:
+            return False
+
     def inspect(self, service: str) -> Any:
         """What Docker says of a service's container."""
         (identity,) = self.compose("ps", "--all", "--quiet", service).stdout.split()

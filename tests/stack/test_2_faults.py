@@ -33,14 +33,7 @@ def starts(stack: Stack) -> int:
 
 
 def engine_ready(stack: Stack) -> bool:
-    return bool(stack.inspect("engine-cpu")["State"]["Health"]["Status"] == "healthy") and ready(stack)
-
-
-def ready(stack: Stack) -> bool:
-    try:
-        return stack.http.get(f"{stack.url}/readyz").status_code == 200
-    except httpx.HTTPError:
-        return False
+    return bool(stack.inspect("engine-cpu")["State"]["Health"]["Status"] == "healthy") and stack.ready()
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +156,7 @@ def test_a_long_prefill_is_never_taken_for_a_hang(stack: Stack, summary: dict[st
                 "tokens": answer.json()["usage"]["prompt_tokens"],
                 "seconds": round(took, 1),
             }
-            assert ready(stack)
+            assert stack.ready()
         assert set(load.outcomes()) <= {ANSWERED}
     assert starts(stack) == before
 

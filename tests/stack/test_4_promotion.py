@@ -23,7 +23,7 @@ NAME = "smollm2-135m-awq"
 PROFILE = "smollm2-135m-awq.cpu"
 TEXT = {"window_tokens": 256, "max_tokens": 1024, "min_tokens": 512, "listed": 64}
 # What rounding costs this model is not what is tried here; whether the container can be asked for it is.
-LAX = {"ppl_rise_max": 0.5, "kl_mean_max": 0.5, "top1_min": 0.6}
+LAX = {"ppl_rise_max": 0.5, "kl_mean_max": 0.5, "top1_min": 0.6, "chats_wrong_max": 0.9}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ def containers(stack: Stack) -> list[str]:
 
 @pytest.mark.ci
 def test_down_ends_the_streams_first_and_keeps_the_volumes(stack: Stack, summary: dict[str, Any]) -> None:
-    until(lambda: stack.http.get(f"{stack.url}/readyz").status_code == 200, "a ready engine", 300)
+    until(stack.ready, "a ready engine", 300)
     lines: list[str] = []
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Tell a long story."}], "stream": True}
 
