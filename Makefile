@@ -34,6 +34,13 @@ engine-check: # before the first download: a machine that cannot run the engine 
 	@scripts/quantize_install.sh $(PYTHON) .venv-quantize
 	@touch $@
 
+# The official clients of tests/conformance, with a node for node's.
+.venv-clients/.installed: docker/requirements/clients.txt tests/conformance/node/package-lock.json
+	@$(PYTHON) -m venv .venv-clients
+	@scripts/step.sh "clients of the gateway" .venv-clients/install.log .venv-clients/bin/pip install -q --disable-pip-version-check --no-input --require-hashes -r $<
+	@scripts/step.sh "node's client of it" .venv-clients/install.log .venv-clients/bin/npm ci --prefix tests/conformance/node --no-audit --no-fund --ignore-scripts
+	@touch $@
+
 # What `make bench-gateway ARGS=--peers` measures beside the gateway.
 .venv-peers/.installed: docker/requirements/peers.txt
 	@$(PYTHON) -m venv .venv-peers
@@ -43,6 +50,7 @@ engine-check: # before the first download: a machine that cannot run the engine 
 lock: ## pin the newest versions the ranges of pyproject.toml allow (needs uv on PATH)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --extra tracing pyproject.toml -o docker/requirements/gateway.txt $(ARGS)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --extra scripts --extra tracing --extra dev -c docker/requirements/gateway.txt pyproject.toml -o docker/requirements/dev.txt $(ARGS)
+	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --extra clients -c docker/requirements/gateway.txt pyproject.toml -o docker/requirements/clients.txt $(ARGS)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28 --excludes docker/requirements/engine-cpu.excludes docker/requirements/engine-cpu.in -o docker/requirements/engine-cpu.txt $(ARGS)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28 --excludes docker/requirements/quantize.excludes docker/requirements/quantize.in -o docker/requirements/quantize.txt $(ARGS)
 	uv pip compile -q --generate-hashes --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28 --excludes docker/requirements/peers.excludes docker/requirements/peers.in -o docker/requirements/peers.txt $(ARGS)
@@ -232,6 +240,11 @@ prove-observability: model ## every query live, every alert raised by its fault 
 
 test-observability: .venv/.installed ## the rules against every recorded engine release, by promtool
 	@scripts/stage.sh observability $(PY) -m pytest tests/observability $(ARGS)
+
+## ---- clients ------------------------------------------------------------------------------------------------------
+.PHONY: test-conformance
+test-conformance: model .venv-clients/.installed ## the official clients, a real Llama 3 tokenizer and the OpenAPI document against the gateway
+	@scripts/stage.sh conformance .venv-clients/bin/python -m pytest tests/conformance $(ARGS)
 
 ## ---- several engines ----------------------------------------------------------------------------------------------
 .PHONY: test-scale

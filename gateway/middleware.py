@@ -102,6 +102,8 @@ class Edge:
         self._tasks[task] = exchange
         self.idle.clear()
         extra = [(b"x-request-id", exchange.request_id.encode())]
+        if exchange.route == Kind.MESSAGES.value:
+            extra.append((b"request-id", exchange.request_id.encode()))  # where Anthropic's clients look for it
         origin = self._allowed_origin(scope)
         if self._origins:
             extra.append((b"vary", b"Origin"))
@@ -218,7 +220,7 @@ class Edge:
                 self._used(tenant, "generation").inc(exchange.generation_tokens)
 
 
-_EXPOSED = b"x-request-id, retry-after"
+_EXPOSED = b"x-request-id, request-id, retry-after"
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,2000}")
 
 

@@ -5,12 +5,13 @@ The processes are the demo's own (`scripts.demo.plan`) on free ports, each under
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,65 @@ def until(condition: Callable[[], object], what: str, limit_s: float) -> None:
 
 
 def _answers(url: str) -> bool:
+    """Whether a GET there is answered with 200 now."""
     try:
         return httpx.get(url, timeout=2, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+class Processes:
+    """Services running under the guard that leaves nothing behind; each writes a log of its own into `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._running: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self._inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def start(self, service: demo.Service) -> None:
+        """Does not wait for it."""
+        guard = (sys.executable, "-m", "scripts._guard", "--parent", str(os.getpid()), "--")
+        log = self.log(service.name)
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                (*guard, *service.command),
+                env={**self._inherited, **service.env},
+                cwd=demo.ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+            )
+        self._running.append((process, log))
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Polls; one of them that ends meanwhile fails the test with its last lines."""
+
+        def holds() -> object:
+            for process, log in self._running:
+                if process.poll() is not None:
+                    end = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+                    pytest.fail(f"{log.stem} ended with {process.returncode}:\n{end}", pytrace=False)
+            return condition()
+
+        until(holds, f"{what} (logs in {self.folder})", START_S)
+
+    def stop(self) -> None:
+        for process, _ in self._running:
+            process.terminate()
+        for process, _ in self._running:
+            process.wait(20)
+
+
+@contextlib.contextmanager
+def processes(folder: Path) -> Iterator[Processes]:
+    started = Processes(folder)
+    try:
+        yield started
+    finally:
+        started.stop()
 
 
 @pytest.fixture(scope="session")
@@ -88,44 +144,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     model = model_fetch.model_dir()
     assert not model_fetch.plan(model).fetch, f"the model is not in {model}: make model"
     ports = demo.Ports(_ports.free_port(), _ports.free_port(), _ports.free_port())
-    folder: Path = tmp_path_factory.mktemp("stack")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
-    running: list[tuple[subprocess.Popen[bytes], Path]] = []
-
-    def ready() -> bool:
-        for process, log in running:
-            if process.poll() is not None:
-                end = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
-                pytest.fail(f"{log.stem} ended with {process.returncode}:\n{end}", pytrace=False)
-        return _answers(f"http://{_ports.HOST}:{ports.gateway}/readyz")
-
-    try:
+    url, admin, engine = (f"http://{_ports.HOST}:{p}" for p in (ports.gateway, ports.admin, ports.engine))
+    with processes(tmp_path_factory.mktemp("stack")) as started:
         for service in demo.plan(ports, model, None).services:
             command = (*service.command, *PRECISE) if service.name == "engine" else service.command
-            guard = (sys.executable, "-m", "scripts._guard", "--parent", str(os.getpid()), "--")
-            log = folder / f"{service.name}.log"
-            with log.open("wb") as sink:
-                process = subprocess.Popen(
-                    (*guard, *command),
-                    env={**inherited, **service.env},
-                    cwd=demo.ROOT,
-                    stdin=subprocess.DEVNULL,
-                    stdout=sink,
-                    stderr=subprocess.STDOUT,
-                )
-            running.append((process, log))
-        until(ready, f"a ready gateway (logs in {folder})", START_S)
-        url, admin, engine = (f"http://{_ports.HOST}:{p}" for p in (ports.gateway, ports.admin, ports.engine))
+            started.start(replace(service, command=command))
+        started.until(lambda: _answers(f"{url}/readyz"), "a ready gateway")
         with (
             httpx.Client(base_url=url, timeout=120, trust_env=False) as http,
             httpx.Client(base_url=engine, timeout=120, trust_env=False) as direct,
         ):
             yield Stack(url, admin, engine, http, direct)
-    finally:
-        for process, _ in running:
-            process.terminate()
-        for process, _ in running:
-            process.wait(20)
 
 
 @pytest.fixture(autouse=True)

@@ -109,6 +109,13 @@ async def test_a_fit_request_id_comes_back_on_every_answer(up: Running) -> None:
         assert answer.headers["x-request-id"] == "my-id_1.2"
 
 
+async def test_messages_answers_and_errors_have_the_request_id_where_anthropics_clients_look(up: Running) -> None:
+    for body in (BODIES["/v1/messages"], {}):
+        answer = await up.client.post("/v1/messages", json=body)
+        assert answer.headers["request-id"] == answer.headers["x-request-id"]
+    assert "request-id" not in (await up.client.post(CHAT, json=BODIES[CHAT])).headers
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e9", "soon", "", "1 2"])
 async def test_a_deadline_that_is_none_is_400(value: str, up: Running, engine: FakeEngine) -> None:
     answer = await up.client.post(CHAT, json=BODIES[CHAT], headers={"X-Request-Timeout-S": value})
