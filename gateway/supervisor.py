@@ -6,8 +6,8 @@ worker, over which it also sees that the worker's loop runs. Per worker, in orde
 1. start: a fresh interpreter with its two sockets and its channel; it has START_S to say hello.
 2. watch: asked every PING_S whether it is alive; silent for HANG_S, it is killed.
 3. it died: its gauges and its requests in flight are struck out, its counts stay. It is started again at once; one that
-   died twice in a row soon after its start, after 1, 2, 4 … 30 s. Where a start failed, its sockets are given up
-   meanwhile: the kernel then deals its connections to the others.
+   died twice in a row soon after its start, after 1, 2, 4 … 30 s. Its connections wait for an immediate restart; for a
+   later one, or where a start failed, its sockets are given up, and the kernel deals to the others.
 
 The first start is all or nothing, and worker 1 goes first: a mistake that only a worker can find is told once.
 """
@@ -140,7 +140,7 @@ class Supervisor:
                 logger.error("no worker can be started, the gateway ends")
                 self._gave_up.set()
                 return
-            if not served:
+            if delay_s or not served:
                 self._give_up_sockets(slot)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)

@@ -109,6 +109,9 @@ turn = os.open(sys.argv[1], os.O_RDWR) if len(sys.argv) > 1 else None
 writer = LineWriter(2, turn=turn)
 for _ in range(200):
     writer.put(sys.argv[2].encode() * 6000 + b"\\n")
+while writer._lines.qsize():
+    pass
+print("in the middle of it", flush=True)
 writer._lines.put(None)
 writer._thread.join()
 """
@@ -118,10 +121,16 @@ def test_lines_of_two_processes_do_not_run_into_each_other(tmp_path: Path) -> No
     (tmp_path / "turn").touch()
     reading, writing = os.pipe()
     writers = [
-        subprocess.Popen([sys.executable, "-c", _WRITERS, str(tmp_path / "turn"), letter], stderr=writing)
+        subprocess.Popen(
+            [sys.executable, "-c", _WRITERS, str(tmp_path / "turn"), letter], stdout=subprocess.PIPE, stderr=writing
+        )
         for letter in "ab"
     ]
     os.close(writing)
+    for writer in writers:
+        assert writer.stdout is not None
+        with writer.stdout:
+            writer.stdout.readline()
     with os.fdopen(reading, "rb") as pipe:
         lines = pipe.read().splitlines()
     assert [writer.wait(10) for writer in writers] == [0, 0]

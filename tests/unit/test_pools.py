@@ -11,6 +11,7 @@ from gateway.pools import Admissions, pools
 from gateway.progress import ForwardProgress
 from gateway.replica import Replica, State
 from gateway.settings import Admission, Circuit
+from gateway.workers import Worker
 
 TENANT = Tenant("one")
 FAR = 1e9
@@ -25,6 +26,14 @@ def replica(url: str, *models: str, capacity: int | None = 100, state: State = S
 def admissions(**settings: float) -> tuple[Admissions, Metrics]:
     metrics = Metrics()
     return Admissions(Admission(**settings), metrics, lambda: 0.0), metrics
+
+
+def test_of_what_the_engines_hold_each_worker_admits_its_share() -> None:
+    gates = [Admissions(Admission(), Metrics(), lambda: 0.0, Worker(number, 3)) for number in (1, 2, 3)]
+    for gate in gates:
+        gate.arrange([replica("1", "a", capacity=101), replica("2", "b", capacity=1)])
+    assert [gate.of("a").capacity_tokens for gate in gates] == [34, 34, 33]
+    assert [gate.of("b").capacity_tokens for gate in gates] == [1, 1, 1], "0 would be no limit at all"
 
 
 def shape(*replicas: Replica) -> list[tuple[set[str], list[str]]]:

@@ -194,9 +194,16 @@ async def test_a_restarted_workers_counts_go_on_and_its_gauges_do_not(engine: Fa
         for _ in range(6):
             assert await up.metric("gateway_requests_total", route="/v1/chat/completions") == 30
             assert await up.metric("gateway_in_flight_requests") == 12 - lost
+        streams += (more := [Stream(up) for _ in range(12)])
+        await asyncio.gather(*(stream.began.wait() for stream in more))
+        lost_again = next(row["in_flight"] for row in (await up.status())["workers"] if row["worker"] == 2)
+        psutil.Process(up.pids()[2]).kill()  # the second time it is away for a second
+        await until(lambda: up.process.events().count("a worker ended") == 2)
+        assert await up.metric("gateway_in_flight_requests") == 24 - lost - lost_again
+        assert await up.metric("gateway_requests_total", route="/v1/chat/completions") == 30
         hold.set()
         done = await asyncio.gather(*(stream.task for stream in streams), return_exceptions=True)
-        assert sum(isinstance(each, httpx.HTTPError) for each in done) == lost
+        assert sum(isinstance(each, httpx.HTTPError) for each in done) == lost + lost_again
 
 
 async def test_a_worker_killed_under_load_costs_only_what_it_had_in_flight_and_is_back_within_2_s(
@@ -235,6 +242,20 @@ async def test_a_worker_killed_under_load_costs_only_what_it_had_in_flight_and_i
         assert [(line["worker"], line["why"]) for line in told] == [(1, "SIGKILL")]
         counted = await up.metric("gateway_requests_total", route="/v1/chat/completions", status="200")
         assert statuses[200] - 8 <= counted <= statuses[200]
+
+
+async def test_connections_dealt_to_a_worker_that_died_are_answered_by_its_successor(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    async with pair(engine, tmp_path) as up:
+        victim = psutil.Process(up.pids()[1])
+        victim.suspend()
+        asks = [asyncio.create_task(up.chat()) for _ in range(24)]
+        await until(lambda: sum(ask.done() for ask in asks) > 3)
+        _, waiting = await asyncio.wait(asks, timeout=0.5)
+        assert len(waiting) > 3
+        victim.kill()
+        assert {answer.status_code for answer in await asyncio.gather(*asks)} == {200}
 
 
 async def test_at_sigterm_both_workers_finish_their_streams_and_nothing_is_left(
