@@ -59,7 +59,7 @@ _MEDIA_KEYS = frozenset({
     "audio_embeds", "video_url", "video", "video_embeds", "file", "file_url", "input_file", "file_data", "source",
     "prompt_embeds",
 })  # fmt: skip
-_GATEWAY_ONLY = {
+REFUSED_FIELDS = {
     "cache_salt": "the gateway sets it for the key's group",
     "priority": "the gateway sets it from the key",
     "kv_transfer_params": "it addresses other engines",
@@ -180,7 +180,7 @@ def _deeper_than(document: Document, max_depth: int) -> bool:
 
 
 def _refuse(document: Document, policy: Policy) -> None:
-    for name, reason in _GATEWAY_ONLY.items():
+    for name, reason in REFUSED_FIELDS.items():
         if document.get(name) is not None:
             raise BadRequestError(f"{name} can't be set by clients: {reason}", param=name, code="unsupported_parameter")
     if not policy.allow_truncation and document.get("truncate_prompt_tokens") is not None:

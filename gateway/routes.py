@@ -22,6 +22,7 @@ from gateway.errors import (
 )
 from gateway.health import Health
 from gateway.metrics import Metrics
+from gateway.openapi import document
 from gateway.protocol import unknown_model
 from gateway.replicas import Replicas
 from gateway.settings import Settings
@@ -31,7 +32,7 @@ MAX_ADMIN_BODY_BYTES = 65536
 
 
 def public_app(settings: Settings, replicas: Replicas, health: Health) -> FastAPI:
-    """GET /v1/models, /healthz, /readyz, and the JSON 404 and 405 of everything else."""
+    """GET /v1/models, /openapi.json, /healthz, /readyz, and the JSON 404 and 405 of everything else."""
     app = _bare_app()
     started = int(time.time())
 
@@ -64,6 +65,12 @@ def public_app(settings: Settings, replicas: Replicas, health: Health) -> FastAP
             if entry["id"] == name:
                 return entry
         raise unknown_model(name, (entry["id"] for entry in listed()))
+
+    described = document(settings)
+
+    @app.get("/openapi.json")
+    async def openapi() -> JSONResponse:
+        return JSONResponse(described)
 
     return app
 

@@ -243,7 +243,7 @@ class FakeEngine:
         error = refusal(seen.json)
         if error is not None:
             return web.json_response({"error": error}, status=400)
-        if seen.json.get("stream"):
+        if seen.json.get("stream") and request.path != "/v1/embeddings":
             return await self._stream(request, seen, script)
         body = orjson.dumps(self._answer(request, seen.json, script))
         if script.gzip:

@@ -19,6 +19,8 @@ def is_probe(document: dict[str, Any]) -> bool:
 def refusal(document: dict[str, Any]) -> dict[str, Any] | None:
     """The error object of a request this model can't serve."""
     prompts = prompts_of(document.get("prompt", document.get("messages", document.get("input"))))
+    if not prompts or not all(isinstance(prompt, str | list) for prompt in prompts):
+        return _bad_request("there is no prompt of a known form", "prompt")
     if any(prompt in ("", []) or (isinstance(prompt, str) and POISON in prompt) for prompt in prompts):
         return _bad_request("a prompt of this list can't be served", "prompt")
     longest = max((len(tokenize(prompt)) for prompt in prompts), default=0)

@@ -96,7 +96,6 @@ ELSEWHERE = [
     "/start_profile",
     "/docs",
     "/redoc",
-    "/openapi.json",
     "/v1",
     "/v1/",
     "/v1/chat",
