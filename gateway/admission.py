@@ -297,7 +297,7 @@ class Admission:
                 self._lines.items(), key=lambda item: item[1].tokens / item[1].weight, default=(None, None)
             )
             if name is None or line is None or name == tenant.name or line.tokens / line.weight <= own_load:
-                excess_s = (self.queued_tokens + tokens - limit) / (self.drain_tokens_per_s or float("inf"))
+                excess_s = (self.queued_tokens + tokens - limit) / (self._pace() or float("inf"))
                 raise self._refusal("queue_full", tenant, "the queue is full", excess_s or self._backlog_s())
             victim = line.waiters[-1]
             self._leave(name, line, victim)
@@ -308,9 +308,17 @@ class Admission:
             )
 
     def _backlog_s(self) -> float:
-        """Seconds until what waits now has been admitted, at the measured pace."""
-        rate = self.drain_tokens_per_s
+        """Seconds until what waits now has been admitted."""
+        rate = self._pace()
         return 1.0 if rate is None else max(1.0, self.queued_tokens / rate)
+
+    def _pace(self) -> float | None:
+        """Tokens a second for Retry-After. Before any request has ended, what is in flight takes at least as long as
+        the oldest of it has taken: too little to refuse anybody for, but an honest least to come back after."""
+        if (known := self.drain_tokens_per_s) is not None or not self._leases:
+            return known
+        age_s = self._clock() - min(lease.granted_s for lease in self._leases)
+        return self.in_flight_tokens / age_s if age_s > 0 else None
 
     def _refusal(self, cause: str, tenant: Tenant, detail: str, retry_after_s: float) -> OverloadedError:
         self._metrics.shed.labels(cause, tenant.name).inc()

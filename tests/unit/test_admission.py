@@ -197,6 +197,26 @@ async def test_a_weight_of_two_gets_twice_the_tokens(clock: Clock) -> None:
     await asyncio.gather(*tasks["heavy"], *tasks["one"], return_exceptions=True)
 
 
+async def test_a_refusal_in_a_cold_burst_tells_no_shorter_wait_than_what_is_in_flight_has_already_taken(
+    clock: Clock,
+) -> None:
+    gate = admission(clock, max_queue_tokens=400)
+    lease = await gate.acquire(ONE, 100, FAR)
+    tasks = await waiting(gate, ONE, 100, 4)
+    assert gate.drain_tokens_per_s is None
+    for age_s in (0, 5, 30):
+        clock.now = lease.granted_s + age_s
+        with pytest.raises(OverloadedError) as refused:
+            await gate.acquire(ONE, 200, FAR)
+        assert refused.value.cause == "queue_full"
+        # 200 tokens too many, and 100 tokens have been in flight for that long without an end.
+        assert refused.value.retry_after_s == (2 * age_s or 1.0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    lease.close()
+
+
 async def test_a_wait_that_would_pass_the_deadline_is_refused_at_once(clock: Clock) -> None:
     gate = admission(clock)
     rate = 100.0  # tokens a second, shown to the gate under saturation
