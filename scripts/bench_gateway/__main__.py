@@ -5,7 +5,7 @@ requests and relayed events per CPU-second of all a party's processes, memory id
 is checked to the word, and the source's count against the load's, or the figures are void. No figure of a GPU.
 
     make bench-gateway ARGS='--peers --json docs/benchmarks'
-    python -m scripts.bench_gateway [--rounds 3] [--seconds 3] [--json FILE_OR_FOLDER]
+    python -m scripts.bench_gateway [--rounds 3] [--seconds 2] [--json FILE_OR_FOLDER]
     python -m scripts.bench_gateway --docs [--check]     # docs/benchmarks.md from the reports, nothing measured
 
 The peers live in .venv-peers (`make .venv-peers/.installed`); another interpreter that has them: --peer-python, or
@@ -40,7 +40,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         "python -m scripts.bench_gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=3, help="a party's time for one kind of load in a round")
+    parser.add_argument("--seconds", type=float, default=2, help="a party's time for one kind of load in a round")
     parser.add_argument("--rate", type=float, default=200, help="open loop, requests a second")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[64, 256], metavar="N", help="closed loop")
     parser.add_argument("--streams", type=int, default=64, help="that run side by side")

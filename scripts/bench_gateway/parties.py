@@ -83,7 +83,7 @@ def litellm(python: str, port: int, engine: str, folder: Path) -> Party:
         "/health/liveliness",
         {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},  # its price list is otherwise fetched from the net at each start
         {"litellm.yaml": yaml.safe_dump(config)},
-        share=0.25,
+        share=0.05,
     )
 
 
