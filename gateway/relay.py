@@ -160,6 +160,9 @@ class StreamRelay:
         self._hide_usage = False
         self._framer = sse.Framer()
         self._end_marks = _END.get(kind, (sse.DONE,))
+        # In the other dialects events have ids of their own.
+        self._same_id = sse.SameId() if kind in (Kind.CHAT, Kind.COMPLETIONS) else None
+        self._strayed = False  # an event of another request's answer came: nothing more goes out
         self._finished = False  # the dialect's last event was seen: nothing goes out after it
         self._failed = False  # the engine sent an error event of its own
         self._sending = False  # a send has not returned: the client is not reading
@@ -209,6 +212,8 @@ class StreamRelay:
                     if events and not self._finished and (events := self._read(events)):
                         await self._say(events)
                         said_s = self._clock()
+                    if self._strayed:
+                        raise UpstreamFailedError("the engine sent events of another request's answer")
                     heard_s = self._clock()  # after sending: while we did not listen, the engine was not silent
                 elif data is not None or self._finished:
                     await self._end_without_blank_line()
@@ -252,9 +257,16 @@ class StreamRelay:
 
     def _read(self, events: bytes) -> bytes:
         """Note what the events tell; returns those the client shall have. Most are only searched, not parsed."""
+        count = events.count(b"\n\n")
+        ids = self._same_id
+        if ids is not None and events.count(ids.mark) != count and (at := ids.of_another(events)) is not None:
+            self._strayed = True
+            events = events[:at]
+            if not events:
+                return events
         if any(mark in events for mark in self._end_marks):
             events = self._cut_after_end(events)
-        self._time(events)
+        self._time(events, count)
         if b'"error"' in events and any(sse.is_error(document) for document in _documents(events)):
             self._failed = True
             self._exchange.failure = "engine_error_event"
@@ -271,13 +283,13 @@ class StreamRelay:
                 break
         return b"".join(kept)
 
-    def _time(self, events: bytes) -> None:
+    def _time(self, events: bytes, count: int) -> None:
         now = self._clock()
         if self._exchange.first_token_s is None:
             if any(map(sse.has_content, _documents(events))):
                 self._exchange.first_token_s = self._last_content_s = now
         elif not self._finished:
-            self._metrics.itl_seconds.observe((now - self._last_content_s) / max(1, events.count(b"\n\n")))
+            self._metrics.itl_seconds.observe((now - self._last_content_s) / max(1, count))
             self._last_content_s = now
 
     def _read_usage(self, events: bytes) -> bytes:

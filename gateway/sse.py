@@ -49,6 +49,42 @@ class Framer:
         return rest and rest + (b"\n" if rest.endswith(b"\n") else b"\n\n")
 
 
+class SameId:
+    """Holds a stream's events against the id of its first: an event of another id is of another request's answer.
+
+    Every chunk of a chat or completion carries the answer's id. Where `mark` stands in a read as often as events do,
+    all of them are of this answer, which is told in a fraction of a microsecond; any other read ([DONE], an error, a
+    stray) is looked at by `of_another`. The mark can't stand within a text: its quotes would be escaped there.
+    """
+
+    __slots__ = ("_id", "mark")
+
+    def __init__(self) -> None:
+        self._id: str | None = None
+        self.mark = b""  # as often in any read as it has bytes, so that the first is looked at
+
+    def of_another(self, events: bytes) -> int | None:
+        """Where the first event of another answer begins; None where there is none."""
+        at = 0
+        for event in split(events):
+            document = json_of(event)
+            found = None if document is None else document.get("id")
+            if isinstance(found, str):
+                if self._id is None:
+                    self._learn(found, event)
+                elif found != self._id:
+                    return at
+            at += len(event)
+        return None
+
+    def _learn(self, found: str, event: bytes) -> None:
+        self._id = found
+        # With what stands before it where it is the first member, as in vLLM's: long and rare, so quickly searched for.
+        spelled = re.search(rb'(?:data: ?\{\s*)?"id"\s*:\s*"' + re.escape(found.encode()) + rb'"', event)
+        if spelled is not None:
+            self.mark = spelled[0]
+
+
 def split(events: bytes) -> list[bytes]:
     """Whole events one by one, each with its terminating blank line; joined again they are what came."""
     found, start = [], 0

@@ -189,3 +189,38 @@ def test_a_comment_and_an_error_event_are_events_of_their_own() -> None:
         b": wait\n\n",
         b"event: error\ndata: {}\n\n",
     ]
+
+
+def chunk(answer_id: str, text: str = "a", spaced: bool = False) -> bytes:
+    separators = (", ", ": ") if spaced else (",", ":")
+    document = {"id": answer_id, "choices": [{"index": 0, "delta": {"content": text}}]}
+    return b"data: " + json.dumps(document, separators=separators).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+def test_only_an_event_of_another_id_is_of_another_answer(spaced: bool) -> None:
+    ids = sse.SameId()
+    own, other = chunk("cmpl-1", spaced=spaced), chunk("cmpl-2", spaced=spaced)
+    assert ids.of_another(own) is None
+    assert ids.of_another(own + own + b": waiting\n\n" + b"data: [DONE]\n\n") is None
+    assert ids.of_another(b'data: {"error":{"message":"x"}}\n\n') is None
+    assert ids.of_another(own + other + own) == len(own)
+    assert ids.of_another(other) == 0
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+def test_the_mark_is_counted_once_an_event_of_ones_own_whatever_its_text_says(spaced: bool) -> None:
+    ids = sse.SameId()
+    quoting = chunk("cmpl-1", 'it says "id":"cmpl-1" and data: {"id": "cmpl-1"', spaced=spaced)
+    ids.of_another(quoting)
+    assert (quoting * 3).count(ids.mark) == 3
+    assert chunk("cmpl-2", "cmpl-1").count(ids.mark) == 0
+    assert chunk("cmpl-12").count(ids.mark) == 0
+
+
+def test_before_an_id_was_seen_every_read_is_looked_at() -> None:
+    ids = sse.SameId()
+    for events in (b"data: {}\n\n", b": x\n\n", b"data: [DONE]\n\n"):
+        assert events.count(ids.mark) != events.count(b"\n\n")
+        assert ids.of_another(events) is None
+    assert ids.of_another(chunk("cmpl-1") + chunk("cmpl-2")) == len(chunk("cmpl-1"))

@@ -275,3 +275,27 @@ async def test_silence_before_the_first_token_has_its_own_limit(engine: FakeEngi
     async with serve([engine.url], timeouts={"idle_s": 5, "first_byte_s": 0.2}) as up:
         engine.script(CHAT, Script(pieces=[asyncio.Event()]))
         assert error_of(await text_of(up))["code"] == "engine_timeout"
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in one read", "in reads of their own"])
+async def test_events_of_another_requests_answer_reach_nobody(together: bool, engine: FakeEngine) -> None:
+    own = [chunk(f"own {number}", "chatcmpl-1") for number in range(3)]
+    foreign = [chunk("secret", "chatcmpl-2"), b"data: [DONE]\n\n"]
+    pieces = [b"".join([*own, *foreign])] if together else [*own, *foreign]
+    async with serve([engine.url]) as up:
+        engine.script(CHAT, Script(pieces=pieces))
+        text = await text_of(up, CHAT)
+        assert text.startswith(b"".join(own)), "what was its own goes out as it came"
+        assert error_of(text)["message"] == "the engine sent events of another request's answer"
+        assert b"secret" not in text and b"[DONE]" not in text
+        assert await up.metric("gateway_upstream_failures_total", cause="broken_stream") == 1
+        assert b"[DONE]" in await text_of(up, CHAT)
+
+
+def chunk(text: str, answer_id: str) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    return (
+        b"data: "
+        + json.dumps({"id": answer_id, "object": "chat.completion.chunk", "choices": [choice]}).encode()
+        + b"\n\n"
+    )
