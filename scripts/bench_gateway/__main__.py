@@ -46,6 +46,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=64, help="that run side by side")
     parser.add_argument("--step-ms", type=float, default=5, help="between two writes of a stream")
     parser.add_argument("--per-write", type=int, nargs="+", default=[1, 8], metavar="N", help="events a write")
+    parser.add_argument(
+        "--flood", type=int, nargs=2, default=[10_000, 8], metavar=("EVENTS", "N"), help="unpaced: events, N a write"
+    )
     parser.add_argument("--held", type=int, default=1000, help="streams open at once when memory is looked at")
     parser.add_argument("--python", default=sys.executable, help="the gateway's interpreter")
     parser.add_argument("--peer-python", default=os.environ.get("BENCH_PEER_PYTHON", PEER_PYTHON))
@@ -56,7 +59,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="with --docs: write nothing, say whether it is up to date")
     options = parser.parse_args(arguments)
     numbers = [options.rounds, options.seconds, options.rate, options.streams, options.step_ms, options.held]
-    if min([*numbers, *options.in_flight, *options.per_write]) <= 0:
+    if min([*numbers, *options.in_flight, *options.per_write, *options.flood]) <= 0:
         parser.error("every number must be above 0")
     if options.json is not None and not options.json.is_dir() and not options.json.parent.is_dir():
         parser.error(f"--json {options.json}: its folder does not exist")
@@ -73,6 +76,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         streams=options.streams,
         step_ms=options.step_ms,
         per_write=tuple(options.per_write),
+        flood=tuple(options.flood),
         held=options.held,
         python=options.python,
         peer_python=options.peer_python,

@@ -32,7 +32,7 @@ def completion_body() -> bytes:
 def chat_body(events: int, per_write: int, step_ms: float) -> bytes:
     """A streamed chat. What the source shall do stands in the message, which every party passes on.
 
-    `step_ms` below 0: the first event at once, the others when the source is told to go on.
+    `step_ms` 0: as fast as it is taken; below 0: the first event at once, the others when the source is told to go on.
     """
     content = f"{events} {per_write} {step_ms}"
     messages = [{"role": "user", "content": content}]

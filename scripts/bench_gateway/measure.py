@@ -66,7 +66,7 @@ class Bench:
         }
         kinds |= {f"in_flight_{count}": self._saturate(count) for count in plan.in_flight}
         kinds |= {f"events_{per_write}": self._streams(per_write) for per_write in plan.per_write}
-        return {**kinds, "held": self._memory}
+        return {**kinds, "flood": self._flood, "held": self._memory}
 
     async def _held_to_account(self, runner: Runner, work: Work) -> Row:
         """One party's phase, with everybody's CPU time, and the source's count against the load's."""
@@ -106,6 +106,14 @@ class Bench:
             return {"streams": plan.streams, "events": events, "events_a_read": events / reads}
 
         return work
+
+    async def _flood(self, runner: Runner, load: Load) -> Row:
+        """Streams as fast as they are taken: reads then hold what many writes brought."""
+        length, per_write = self._plan.flood
+        length = max(per_write, int(length * runner.share))
+        reads = await load.streams(self._plan.streams, length, per_write, 0)
+        events = self._plan.streams * length
+        return {"streams": self._plan.streams, "events": events, "events_a_read": events / reads}
 
     async def _memory(self, runner: Runner, load: Load) -> Row:
         ends = await load.hold(self._plan.held, HELD_EVENTS)

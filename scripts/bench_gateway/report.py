@@ -86,10 +86,12 @@ def aims(result: Mapping[str, Any]) -> list[Aim]:
         found.append(Aim(f"{what} ÷ vllm-router's", 0.4, True, 2, ratio(rounds, GATEWAY, ROUTER, kind)))
         found.append(Aim(f"{what} ÷ LiteLLM's", 20, True, 1, ratio(rounds, GATEWAY, LITELLM, kind)))
     for per_write in plan["per_write"]:
-        what = "one event a write" if per_write == 1 else f"{per_write} events a write"
+        what = f"{per_write} a write, every {plan['step_ms']:g} ms"
         bound = 0.5 if per_write == 1 else 1.0
         figure = ratio(rounds, GATEWAY, ROUTER, f"events_{per_write}")
         found.append(Aim(f"events per CPU-second, {what} ÷ vllm-router's", bound, True, 2, figure))
+    what = f"events per CPU-second, {plan['flood'][1]} a write, unpaced"
+    found.append(Aim(f"{what} ÷ vllm-router's", 1.0, True, 2, ratio(rounds, GATEWAY, ROUTER, "flood")))
     memory = over(rounds, lambda rows: rows[GATEWAY]["held"]["memory_mb"])
     return [*found, Aim(f"MB with {plan['held']} open streams", 150, False, 0, memory)]
 
@@ -122,9 +124,10 @@ def _plain(kind: str, quantile: str) -> Callable[[Rows], float]:
 def work_table(result: Mapping[str, Any]) -> list[str]:
     rounds, plan = result["rounds"], result["plan"]
     kinds = [f"in_flight_{count}" for count in plan["in_flight"]]
-    kinds += [f"events_{per_write}" for per_write in plan["per_write"]]
+    kinds += [*(f"events_{per_write}" for per_write in plan["per_write"]), "flood"]
     heads = [f"requests, {count} in flight" for count in plan["in_flight"]]
     heads += [f"events, {per_write} a write" for per_write in plan["per_write"]]
+    heads += [f"events, {plan['flood'][1]} a write, unpaced"]
     heads += ["MB idle", f"MB, {plan['held']} streams"]
     lines = [f"| per CPU-second | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for name in parties_of(result):

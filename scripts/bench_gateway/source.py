@@ -3,7 +3,8 @@
     python -m scripts.bench_gateway.source --port 8000
 
 Whole answers are ready-made bytes, one choice a prompt, so that a merged list gets what it asked for. Streams move
-together, as a batch of an engine does: each step brings every stream of that pace its next write. Speaks what a
+together, as a batch of an engine does: each step brings every stream of that pace its next write; a step of 0 ms, as
+fast as they are taken. Speaks what a
 gateway asks of vLLM: /health, /v1/models, /metrics. Beside those: POST /go lets held streams run on, GET /counts tells
 how much was answered, which the load's own count is held against.
 """
@@ -20,6 +21,7 @@ import uvloop
 
 from scripts.bench_gateway import answers
 
+REST_MS = 1.0  # until a look at streams none of which took more
 CAPACITY_TOKENS = 50_000_000  # no party is to queue for want of room
 
 
@@ -56,12 +58,15 @@ class State:
 
     def _step(self, loop: asyncio.AbstractEventLoop, step_ms: float, due_s: float) -> None:
         batch = self.moving[step_ms]
-        batch.difference_update([stream for stream in batch if not stream.write_next()])
-        if batch:
-            due_s = max(due_s + step_ms / 1000, loop.time())  # a late step delays the next ones: no bursts
-            loop.call_at(due_s, self._step, loop, step_ms, due_s)
-        else:
+        awake = [stream for stream in batch if not stream.paused]
+        batch.difference_update([stream for stream in awake if not stream.write_next()])
+        if not batch:
             del self.moving[step_ms]
+        elif awake and not step_ms:
+            loop.call_soon(self._step, loop, step_ms, due_s)
+        else:
+            due_s = max(due_s + (step_ms or REST_MS) / 1000, loop.time())  # a late step delays the next: no bursts
+            loop.call_at(due_s, self._step, loop, step_ms, due_s)
 
 
 class Stream:
@@ -69,6 +74,7 @@ class Stream:
 
     def __init__(self, transport: asyncio.Transport, state: State, events: int, per_write: int, usage: bool) -> None:
         self.step_ms = 0.0
+        self.paused = False  # its party takes no more for now
         self._transport = transport
         self._state = state
         self._events = events
@@ -129,6 +135,14 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._stream is not None:
             self._state.forget(self._stream)
+
+    def pause_writing(self) -> None:
+        if self._stream is not None:
+            self._stream.paused = True
+
+    def resume_writing(self) -> None:
+        if self._stream is not None:
+            self._stream.paused = False
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -30,6 +30,7 @@ class Plan:
     streams: int
     step_ms: float
     per_write: tuple[int, ...]
+    flood: tuple[int, int]  # events of a stream, events a write
     held: int
     python: str
     peer_python: str

@@ -12,7 +12,15 @@ RESULT = {
     "machine": {"cpus": 2, "processor": "A CPU", "python": "3.11.7", "busy_before": 0.03},
     "cores": {"party": 0, "source": 1, "load": 1},
     "versions": {"gateway": "abc1234", "vllm-router": "0.1.17", "LiteLLM": "1.110.2"},
-    "plan": {"rounds": 3, "rate": 200.0, "in_flight": [64], "per_write": [1, 8], "held": 1000},
+    "plan": {
+        "rounds": 3,
+        "rate": 200.0,
+        "in_flight": [64],
+        "per_write": [1, 8],
+        "step_ms": 5.0,
+        "flood": [99, 8],
+        "held": 1000,
+    },
     "idle_mb": {"gateway": 60.0, "vllm-router": 80.0, "LiteLLM": 400.0},
     "took_s": 100.0,
 }
@@ -29,7 +37,7 @@ def latency(p50_ms: float, p99_ms: float) -> dict[str, object]:
 def round_of(gateway_64: float, router_64: float = 10_000, added_ms: float = 0.4) -> dict[str, object]:
     def party(work: float, ms: float, memory_mb: float) -> dict[str, object]:
         kinds = {"one_in_flight": latency(0.1 + ms, 0.3 + ms), "open_loop": latency(0.2 + ms, 0.4 + 2 * ms)}
-        streams = {"events_1": row(6 * work), "events_8": row(60 * work)}
+        streams = {"events_1": row(6 * work), "events_8": row(60 * work), "flood": row(99 * work)}
         return {**kinds, "in_flight_64": row(work), **streams, "held": {"memory_mb": memory_mb, **row(1)}}
 
     return {

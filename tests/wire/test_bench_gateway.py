@@ -18,6 +18,7 @@ PLAN = Plan(
     streams=4,
     step_ms=5,
     per_write=(1, 4),
+    flood=(1000, 8),
     held=20,
     python=sys.executable,
     peer_python="",
@@ -31,13 +32,14 @@ async def test_a_short_run_checks_every_answer_and_counts_them_on_both_sides(mon
     result = await measure(PLAN, told.append)
     (rows,) = result["rounds"]
     assert list(rows) == ["direct", "gateway", "gateway, window 0"]
-    kinds = ["one_in_flight", "open_loop", "in_flight_16", "events_1", "events_4", "held"]
+    kinds = ["one_in_flight", "open_loop", "in_flight_16", "events_1", "events_4", "flood", "held"]
     assert all(list(row) == kinds for row in rows.values())
     for name, row in rows.items():
         assert row["open_loop"]["prompts"] == 40, name
         assert row["in_flight_16"]["prompts"] >= 16, name
         assert row["events_1"]["events"] == 4 * 40, name
         assert row["events_4"]["events"] == 4 * 40 * 4, name
+        assert row["flood"]["events"] == 4 * 1000, name
         assert row["held"]["streams"] == 20, name
     merged, single = rows["gateway"]["in_flight_16"], rows["gateway, window 0"]["in_flight_16"]
     assert merged["calls"] < merged["prompts"]  # the window merges, and nothing else does
