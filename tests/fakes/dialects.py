@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from tests.fakes.model import fingerprint, prompts_of, tokenize
+from tests.fakes.model import asked, fingerprint, tokenize
 
 Choice = dict[str, Any]
 Usage = dict[str, Any]
@@ -24,7 +24,7 @@ def pieces(choice: Choice) -> list[str]:
 
 def embeddings(document: dict[str, Any], extra_usage: int) -> dict[str, Any]:
     """The answer of /v1/embeddings."""
-    inputs = [tokenize(prompt) for prompt in prompts_of(document.get("input"))]
+    inputs = [tokenize(prompt) for prompt in asked(document)]
     data = [
         {"object": "embedding", "index": i, "embedding": [fingerprint(tokens, k) % 1000 / 1000 for k in range(4)]}
         for i, tokens in enumerate(inputs)

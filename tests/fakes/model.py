@@ -18,7 +18,7 @@ def is_probe(document: dict[str, Any]) -> bool:
 
 def refusal(document: dict[str, Any]) -> dict[str, Any] | None:
     """The error object of a request this model can't serve."""
-    prompts = prompts_of(document.get("prompt", document.get("messages", document.get("input"))))
+    prompts = asked(document)
     if not prompts or not all(isinstance(prompt, str | list) for prompt in prompts):
         return _bad_request("there is no prompt of a known form", "prompt")
     if any(prompt in ("", []) or (isinstance(prompt, str) and POISON in prompt) for prompt in prompts):
@@ -44,6 +44,11 @@ def prompts_of(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def asked(document: dict[str, Any]) -> list[Any]:
+    """The prompts of a request to any route; where one embeds a chat, its input counts for nothing."""
+    return prompts_of(next((document[name] for name in ("prompt", "messages", "input") if document.get(name)), None))
+
+
 def tokenize(prompt: Any) -> list[int]:
     """A beginning-of-text token and one a word or sign; ids stay as they are."""
     if isinstance(prompt, list):
@@ -62,7 +67,7 @@ _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "logit_bias"
 
 def generate(document: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Choices (prompt-major with n) and usage. Deterministic at temperature 0 or with a seed, else random."""
-    prompts = prompts_of(document.get("prompt", document.get("messages", document.get("input"))))
+    prompts = asked(document)
     n = document.get("n") or 1
     names = ("max_tokens", "max_completion_tokens", "max_output_tokens")
     most = next(filter(None, map(document.get, names)), 16)
