@@ -68,7 +68,7 @@ _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "logit_bias"
 def generate(document: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Choices (prompt-major with n) and usage. Deterministic at temperature 0 or with a seed, else random."""
     prompts = asked(document)
-    n = document.get("n") or 1
+    n = int(document.get("n") or 1)  # 2.0 is a whole number to vLLM, too
     names = ("max_tokens", "max_completion_tokens", "max_output_tokens")
     most = next(filter(None, map(document.get, names)), 16)
     random = document.get("temperature") != 0 and document.get("seed") is None
