@@ -1,8 +1,8 @@
 """What each key may have by its own limits: requests at once, requests and tokens a minute. Whatever the model."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from gateway.accountbook import AccountBook, LocalBook
 from gateway.errors import GatewayError, OverloadedError
@@ -11,11 +11,29 @@ from gateway.limits import Allowance
 from gateway.metrics import Metrics
 
 
-@dataclass(slots=True)
 class Charge:
-    """One request at its key's expense. `used_tokens`: what it came to; None leaves the estimate standing."""
+    """One request at its key's expense, held with `with`. `used_tokens`: what it came to; None leaves the estimate
+    standing."""
 
-    used_tokens: int | None = None
+    __slots__ = ("_accounts", "_limited", "_tenant", "_tokens", "used_tokens")
+
+    def __init__(self, accounts: "Accounts", tenant: Tenant, tokens: int) -> None:
+        self.used_tokens: int | None = None
+        self._accounts = accounts
+        self._tenant = tenant
+        self._tokens = tokens
+
+    def __enter__(self) -> Self:
+        self._limited = self._accounts._take(self._tenant, self._tokens)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._limited:
+            return
+        used_tokens = 0 if isinstance(error, GatewayError) else self.used_tokens
+        self._accounts._settle(self._tenant, self._tokens, used_tokens, isinstance(error, OverloadedError))
 
 
 class Accounts:
@@ -29,32 +47,21 @@ class Accounts:
     def __repr__(self) -> str:
         return f"<Accounts {self._book.in_flight()} in-flight>"
 
-    @contextmanager
-    def charge(self, tenant: Tenant, tokens: int) -> Iterator[Charge]:
+    def charge(self, tenant: Tenant, tokens: int) -> Charge:
         """Hold a client's request against its key's own limits, whether it takes an engine call or shares another's.
 
-        Raises OverloadedError. A request refused later costs nothing; one that got no answer, no tokens.
+        Entering raises OverloadedError. A request refused later costs nothing; one that got no answer, no tokens.
         """
-        limited = self._take(tenant, tokens, self._clock())
-        charge = Charge()
-        shed = False
-        try:
-            yield charge
-        except GatewayError as error:
-            charge.used_tokens = 0
-            shed = isinstance(error, OverloadedError)
-            raise
-        finally:
-            if limited:
-                self._settle(tenant, tokens, charge.used_tokens, shed)
+        return Charge(self, tenant, tokens)
 
     def check_integrity(self) -> None:
         assert self._book.in_flight() >= 0, self
 
-    def _take(self, tenant: Tenant, tokens: int, now: float) -> bool:
+    def _take(self, tenant: Tenant, tokens: int) -> bool:
         """Take what the key's own limits allow; False where it has none. Raises OverloadedError."""
         if tenant.concurrent is None and tenant.requests_per_minute is None and tenant.tokens_per_minute is None:
             return False
+        now = self._clock()
         with self._book.account(tenant.name) as account:
             if tenant.concurrent is not None and account.in_flight >= tenant.concurrent:
                 raise self._refusal(

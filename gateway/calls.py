@@ -2,19 +2,61 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from gateway.client import Sink
-from gateway.errors import UpstreamFailedError
+from gateway.errors import UpstreamFailedError, UpstreamTimeoutError, UpstreamUnreachableError
 from gateway.exchange import Reply
+from gateway.replica import Replica
+
+_MERGED = 0  # merged calls count as one request: a bad one among them is always another call's company
+_FAULTS = (UpstreamFailedError, UpstreamTimeoutError)
 
 
-@dataclass(slots=True)
 class Call:
-    """One call as a breaker judges it. `works` stays None where nothing can be said: a client that left, a refusal."""
+    """One call as a breaker judges it: `with` it, it is in flight, and at its end the replica's breaker hears what came
+    of it. `works` stays None where nothing can be said: a client that left, a refusal.
 
-    status: int | None = None
-    works: bool | None = None
+    `body` tells calls of one request from another's, None stands for a merged call; `idle` is called where the replica
+    has nothing of ours left.
+    """
+
+    __slots__ = ("_body", "_clock", "_idle", "_replica", "_trial", "status", "works")
+
+    def __init__(
+        self,
+        replica: Replica,
+        body: bytes | None,
+        clock: Callable[[], float],
+        idle: Callable[[Replica], None],
+        trial: bool = False,
+    ) -> None:
+        self.status: int | None = None
+        self.works: bool | None = None
+        self._replica = replica
+        self._body = body
+        self._clock = clock
+        self._idle = idle
+        self._trial = trial
+
+    def __enter__(self) -> Self:
+        self._replica.in_flight += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        replica = self._replica
+        if isinstance(error, _FAULTS) and not isinstance(error, UpstreamUnreachableError):  # that is told elsewhere
+            self.works = None if self.status is not None and 400 <= self.status < 500 else False
+        if self.works:
+            replica.breaker.works(self._clock(), self._trial)
+        elif self.works is False:
+            replica.breaker.failed(self._clock(), _MERGED if self._body is None else hash(self._body), self._trial)
+        replica.in_flight -= 1
+        if not replica.in_flight:
+            self._idle(replica)
 
 
 def works(status: int) -> bool | None:

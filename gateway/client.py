@@ -1,8 +1,7 @@
 """The client's side of the wire: its body, its leaving, and the response it gets. Plain ASGI, no framework."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -49,23 +48,32 @@ class BodyRoom:
     def __repr__(self) -> str:
         return f"<BodyRoom {self.used_bytes}/{self.limit_bytes} bytes>"
 
-    @contextmanager
-    def share(self) -> Iterator[Callable[[int], bool]]:
-        """Yields `take(bytes)`, which says whether there was room; what was taken is given back at the end."""
-        taken = 0
+    def share(self) -> "_RoomShare":
+        """`with` it: yields `take(bytes)`, which says whether there was room; what was taken is given back at the
+        end."""
+        return _RoomShare(self)
 
-        def take(amount: int) -> bool:
-            nonlocal taken
-            if self.used_bytes + amount > self.limit_bytes:
-                return False
-            taken += amount
-            self.used_bytes += amount
-            return True
 
-        try:
-            yield take
-        finally:
-            self.used_bytes -= taken
+class _RoomShare:
+    __slots__ = ("_room", "_taken")
+
+    def __init__(self, room: BodyRoom) -> None:
+        self._room = room
+        self._taken = 0
+
+    def __enter__(self) -> Callable[[int], bool]:
+        return self._take
+
+    def __exit__(self, *_: object) -> None:
+        self._room.used_bytes -= self._taken
+
+    def _take(self, amount: int) -> bool:
+        room = self._room
+        if room.used_bytes + amount > room.limit_bytes:
+            return False
+        self._taken += amount
+        room.used_bytes += amount
+        return True
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float, room: BodyRoom) -> bytes:

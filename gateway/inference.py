@@ -15,8 +15,7 @@ Nothing calls back upwards; failures rise as GatewayError to the edge.
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.batching import MicroBatcher, Target
@@ -27,7 +26,6 @@ from gateway.errors import (
     BadRequestError,
     OverloadedError,
     UnavailableError,
-    UpstreamFailedError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
@@ -48,7 +46,6 @@ from gateway.upstream import Answer, Upstream
 _USAGE_ON_REQUEST = (Kind.CHAT, Kind.COMPLETIONS)
 # How a stream fails where its engine is to blame (relay.py names them).
 _ENGINES_FAULTS = {"broken_stream", "timeout_in_stream", "engine_error_event"}
-_MERGED = 0  # merged calls count as one request: a bad one among them is always another call's company
 
 
 class Inference:
@@ -97,8 +94,9 @@ class Inference:
         sink = ClientSink(send, exchange, self._clock)
         with ClientWatch(receive, sink):
             self._require_engine(self._served_model(envelope))
-            with self._admission.accounts.charge(exchange.owner, self._cost(envelope)) as charge:
-                await self._share_or_serve(exchange, envelope, sink, deadline_s)
+            tokens = self._cost(envelope)
+            with self._admission.accounts.charge(exchange.owner, tokens) as charge:
+                await self._share_or_serve(exchange, envelope, sink, deadline_s, tokens)
                 if exchange.prompt_tokens:
                     charge.used_tokens = exchange.prompt_tokens + exchange.generation_tokens
                 elif exchange.status >= 400:
@@ -115,13 +113,13 @@ class Inference:
     # -- steps 3 to 8 --------------------------------------------------------------------------------------------------
 
     async def _share_or_serve(
-        self, exchange: Exchange, envelope: Envelope, sink: Sink, timeout_s: float | None
+        self, exchange: Exchange, envelope: Envelope, sink: Sink, timeout_s: float | None, tokens: int
     ) -> None:
         # A deadline of its own can't be kept on a call that others began.
         if self._settings.batching.coalesce and timeout_s is None and deterministic(envelope):
             await self.coalescer.serve(exchange, envelope, sink)
         else:
-            await self._serve(exchange, envelope, sink, timeout_s)
+            await self._serve(exchange, envelope, sink, timeout_s, tokens)
 
     def _served_model(self, envelope: Envelope) -> str:
         return self._settings.aliases.get(envelope.model, envelope.model)
@@ -137,10 +135,17 @@ class Inference:
         if not replicas.ready(model) and not replicas.restarting(model):
             raise UnavailableError(f"no engine is ready: {replicas.explain()}", retry_after_s=5)
 
-    async def _serve(self, exchange: Exchange, envelope: Envelope, sink: Sink, timeout_s: float | None = None) -> None:
+    async def _serve(
+        self,
+        exchange: Exchange,
+        envelope: Envelope,
+        sink: Sink,
+        timeout_s: float | None = None,
+        tokens: int | None = None,
+    ) -> None:
         settings = self._settings
         deadline_s = exchange.arrived_s + (timeout_s or settings.timeouts.total_s)
-        tokens = self._cost(envelope)
+        tokens = self._cost(envelope) if tokens is None else tokens
         exchange.phase = "queued"
         with await self._admission.of(self._served_model(envelope)).acquire(exchange.owner, tokens, deadline_s):
             exchange.phase = "waiting"
@@ -220,7 +225,7 @@ class Inference:
             added = {**added, "stream_options": options}
         body = with_fields(envelope, added)
         timeouts = self._settings.timeouts
-        with self._calling(replica, envelope.body, trial) as call:
+        with Call(replica, envelope.body, self._clock, self.batcher.flush, trial) as call:
             answer = await self._first_byte(replica.url + envelope.kind.value, body, exchange, envelope.stream)
             call.status = answer.status
             try:
@@ -271,7 +276,7 @@ class Inference:
 
     async def _send_merged(self, target: Target, kind: Kind, body: bytes, upstream_id: str) -> Reply:
         assert isinstance(target, Replica)
-        with self._calling(target, None) as call:
+        with Call(target, None, self._clock, self.batcher.flush) as call:  # nobody waits beyond it
             headers = _headers(upstream_id)  # no trace context: the call belongs to several
             self._issued.note(upstream_id)
             answer: Answer = await self._upstream.post(target.url + kind.value, body, headers)
@@ -287,27 +292,6 @@ class Inference:
             return False
         replica.breaker.works(self._clock(), trial=True)
         return True
-
-    @contextmanager
-    def _calling(self, replica: Replica, body: bytes | None, trial: bool = False) -> Iterator[Call]:
-        """A call to an engine, from here on in flight; at its end the replica's breaker hears what came of it."""
-        replica.in_flight += 1
-        call = Call()
-        try:
-            yield call
-        except UpstreamUnreachableError:
-            raise  # told by whoever tries another replica
-        except (UpstreamFailedError, UpstreamTimeoutError):
-            call.works = None if call.status is not None and 400 <= call.status < 500 else False
-            raise
-        finally:
-            if call.works:
-                replica.breaker.works(self._clock(), trial)
-            elif call.works is False:
-                replica.breaker.failed(self._clock(), _MERGED if body is None else hash(body), trial)
-            replica.in_flight -= 1
-            if not replica.in_flight:
-                self.batcher.flush(replica)  # nobody waits while the replica has nothing of ours
 
     def _added_fields(self, exchange: Exchange, envelope: Envelope) -> dict[str, Any]:
         """What the gateway itself has to say to the engine about this request."""

@@ -179,7 +179,24 @@ def _deeper_than(document: Document, max_depth: int) -> bool:
     return True
 
 
+_SUSPECT = frozenset({*REFUSED_FIELDS, "truncate_prompt_tokens", "chat_template", "chat_template_kwargs"})
+
+
 def _refuse(document: Document, policy: Policy) -> None:
+    if not _SUSPECT.isdisjoint(document):
+        _refuse_fields(document, policy)
+    if not policy.allow_media_urls:
+        for name in ("messages", "input", "system"):
+            value = document.get(name)
+            if isinstance(value, (list, dict)) and _holds_media(value):
+                raise BadRequestError(
+                    "media parts are refused here: the engine would fetch the address they name",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+
+
+def _refuse_fields(document: Document, policy: Policy) -> None:
     for name, reason in REFUSED_FIELDS.items():
         if document.get(name) is not None:
             raise BadRequestError(f"{name} can't be set by clients: {reason}", param=name, code="unsupported_parameter")
@@ -197,14 +214,6 @@ def _refuse(document: Document, policy: Policy) -> None:
                 param="chat_template",
                 code="unsupported_parameter",
             )
-    if not policy.allow_media_urls:
-        for name in ("messages", "input", "system"):
-            if _holds_media(document.get(name)):
-                raise BadRequestError(
-                    "media parts are refused here: the engine would fetch the address they name",
-                    param=name,
-                    code="unsupported_parameter",
-                )
 
 
 def _holds_media(messages: Any) -> bool:

@@ -227,9 +227,8 @@ class Settings(BaseSettings):
         1,
         ge=1,
         le=64,
-        description="Processes that serve both addresses. More than one: `admission.capacity_tokens` (or the engines' "
-        "own), `max_in_flight`, `max_queue_tokens` and `limits.max_arriving_bytes` are divided among them, a key's "
-        "limits are counted together, and everything else is each one's own (docs/operations.md).",
+        description="Processes that serve both addresses. Of what admission and `limits.max_arriving_bytes` allow each "
+        "gets its part, a key's limits are counted together; docs/operations.md tells what else is whose.",
     )
     engines: tuple[BaseUrl, ...] = Field(
         ("http://127.0.0.1:8000",),
@@ -272,18 +271,12 @@ class Settings(BaseSettings):
             raise ValueError("engines = []: expected at least 1 base URL, or discovery.files, or discovery.dns")
         if len(set(self.engines)) != len(self.engines):
             raise ValueError("engines names one engine twice")
-        if self.limits.max_arriving_bytes < self.limits.max_body_bytes:
-            raise ValueError(
-                f"limits.max_arriving_bytes = {self.limits.max_arriving_bytes}: expected at least limits.max_body_bytes"
-            )
         for name in ("capacity_tokens", "max_in_flight"):
             if (value := getattr(self.admission, name)) is not None and value < self.workers:
                 raise ValueError(f"admission.{name} = {value}: expected at least workers, each takes its share")
-        if self.workers > 1 and self.limits.max_arriving_bytes // self.workers < self.limits.max_body_bytes:
-            raise ValueError(
-                f"limits.max_arriving_bytes = {self.limits.max_arriving_bytes}: expected at least "
-                f"{self.workers} workers x limits.max_body_bytes"
-            )
+        if (room := self.limits.max_arriving_bytes) // self.workers < self.limits.max_body_bytes:
+            whose = f"{self.workers} workers x " if self.workers > 1 else ""
+            raise ValueError(f"limits.max_arriving_bytes = {room}: expected at least {whose}limits.max_body_bytes")
         if self.listen == self.admin_listen and not self.listen.endswith(":0"):
             raise ValueError(f"admin_listen = {self.admin_listen!r}: expected another address than listen has")
         return self

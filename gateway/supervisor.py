@@ -45,7 +45,7 @@ HANG_S = 30.0
 TELL_S = 2.0  # for an answer to what all are asked
 STEADY_S = 10.0  # a worker that lived so long did not die of its start
 FAILED_STARTS = 3  # of one worker in a row, while no other serves: then the whole gateway ends
-DRAIN_SLACK_S = 20.0  # beyond timeouts.drain_s, for last words and the ledger's last commit
+DRAIN_SLACK_S = 12.0  # beyond timeouts.drain_s: last words, connections closed, the ledger's last commit
 PREFIX = "gateway-"
 
 

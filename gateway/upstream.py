@@ -4,8 +4,7 @@ Why aiohttp and not httpx here: docs/decisions/0002. Nothing above this room kno
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Self
 
 import aiohttp
@@ -39,7 +38,7 @@ class Answer:
 
     async def read(self) -> bytes:
         """The whole body. Raises UpstreamFailedError, also where it is larger than accepted; UpstreamTimeoutError."""
-        with _mapped_errors():
+        with _MAPPED_ERRORS:
             parts, size = [], 0
             while part := await self._response.content.readany():
                 parts.append(part)
@@ -51,12 +50,12 @@ class Answer:
 
     async def chunk(self) -> bytes:
         """Whatever has come since the last call, at least one byte; b"" at the end. Raises like `read`."""
-        with _mapped_errors():
+        with _MAPPED_ERRORS:
             return await self._response.content.readany()
 
     def arrived(self) -> bytes:
         """Like `chunk`, what has come by now; b"" if nothing has. Nobody may be waiting in `chunk`."""
-        with _mapped_errors():
+        with _MAPPED_ERRORS:
             return self._response.content.read_nowait()
 
     def close(self) -> None:
@@ -97,7 +96,7 @@ class Upstream:
         UpstreamFailedError or UpstreamTimeoutError (it may have begun to work: never send it again).
         """
         assert self._session is not None, "used outside `async with`"
-        with _mapped_errors():
+        with _MAPPED_ERRORS:
             response = await self._session.post(
                 url, data=body, headers={**self._headers, **headers}, timeout=self._timeout, allow_redirects=False
             )
@@ -108,16 +107,30 @@ class Upstream:
         return answer
 
 
-@contextmanager
-def _mapped_errors() -> Iterator[None]:
-    # Messages name the kind of failure, never an address: clients read them. ReadTimeout and friends have no text.
-    try:
-        yield
-    except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
-        raise UpstreamUnreachableError(
-            f"the engine can't be reached ({type(error).__name__})", retry_after_s=5
-        ) from error
-    except (aiohttp.SocketTimeoutError, TimeoutError) as error:
-        raise UpstreamTimeoutError(f"the engine stayed silent too long ({type(error).__name__})") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise UpstreamFailedError(f"the engine broke the connection off ({type(error).__name__})") from error
+class _MappedErrors:
+    """Around every step of the client's: its errors leave as ours. Messages name the kind of failure, never an address:
+    clients read them. ReadTimeout and friends have no text.
+
+    A class, because a generator would cost a stream's every read a microsecond.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        name = type(error).__name__
+        if isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientConnectorError):
+            raise UpstreamUnreachableError(f"the engine can't be reached ({name})", retry_after_s=5) from error
+        if isinstance(error, aiohttp.SocketTimeoutError | TimeoutError):
+            raise UpstreamTimeoutError(f"the engine stayed silent too long ({name})") from error
+        if isinstance(error, aiohttp.ClientError | OSError):
+            raise UpstreamFailedError(f"the engine broke the connection off ({name})") from error
+
+
+_MAPPED_ERRORS = _MappedErrors()
