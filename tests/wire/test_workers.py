@@ -417,3 +417,19 @@ async def test_the_ledger_has_the_requests_of_both_workers(engine: FakeEngine, t
     (row,) = usage.rows(path, None, None, None)
     assert row[3] == 120
     assert row[7] == sum(answer.json()["usage"]["completion_tokens"] for answer in answers)
+
+
+async def test_a_worker_that_can_not_be_started_leaves_its_connections_to_the_other_and_without_one_all_ends(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    keys = keys_file(tmp_path / "keys.json", one={})
+    async with pair(engine, tmp_path, auth__disabled="false", auth__keys_file=keys) as up:
+        keys.write_text("broken")  # those that run keep their keys; one that starts has none
+        psutil.Process(up.pids()[1]).kill()
+        await until(lambda: up.process.events().count("a worker ended") == 2)
+        answers = [await up.chat(headers=with_key("one")) for _ in range(12)]
+        assert {answer.status_code for answer in answers} == {200}
+        psutil.Process(up.pids()[2]).kill()
+        assert await up.process.ended(30) == 1
+        assert "no worker can be started, the gateway ends" in up.process.events()
+        assert {line.split(" = ")[0] for line in up.process.unparsed} == {"gateway: auth.keys_file"}
