@@ -114,7 +114,7 @@ async def measure(runs: int) -> dict[str, float]:
     chat = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
     await one(gateway.public, "/v1/completions", completion)
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)  # as gateway/__main__.py sets it
+    gc.set_threshold(20_000, 20, 20)  # as gateway/serving.py sets it
     request_s = await best(lambda: one(gateway.public, "/v1/completions", completion), 1000, runs)
     stream_s = await best(lambda: one(gateway.public, "/v1/chat/completions", chat), 3, runs)
     return {"request_us": request_s / 1000 * 1e6, "event_us": stream_s / 3 / EVENTS * 1e6}

@@ -209,7 +209,7 @@ async def test_a_500_over_a_clients_own_grammar_is_the_clients_error_and_sdks_do
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_leaves_no_ring_of_references_behind(up: Running, stream: bool) -> None:
-    """The collector runs rarely here (gateway/__main__.py), so what only it could free would pile up."""
+    """The collector runs rarely here (gateway/serving.py), so what only it could free would pile up."""
 
     async def one() -> None:
         async with aiohttp.ClientSession() as session:
