@@ -47,7 +47,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--step-ms", type=float, default=5, help="between two writes of a stream")
     parser.add_argument("--per-write", type=int, nargs="+", default=[1, 8], metavar="N", help="events a write")
     parser.add_argument(
-        "--flood", type=int, nargs=2, default=[10_000, 8], metavar=("EVENTS", "N"), help="unpaced: events, N a write"
+        "--flood", type=int, nargs=2, default=[5000, 8], metavar=("EVENTS", "N"), help="unpaced: events, N a write"
     )
     parser.add_argument("--held", type=int, default=1000, help="streams open at once when memory is looked at")
     parser.add_argument("--python", default=sys.executable, help="the gateway's interpreter")

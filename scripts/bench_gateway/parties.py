@@ -81,9 +81,14 @@ def litellm(python: str, port: int, engine: str, folder: Path) -> Party:
         tuple(command),
         Address(port, {"Authorization": f"Bearer {MASTER_KEY}"}),
         "/health/liveliness",
-        {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},  # its price list is otherwise fetched from the net at each start
+        {
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # its price list is otherwise fetched from the net at each start
+            # It would open no more than 500 connections to one engine, and hold the others back.
+            "AIOHTTP_CONNECTOR_LIMIT": "4096",
+            "AIOHTTP_CONNECTOR_LIMIT_PER_HOST": "4096",
+        },
         {"litellm.yaml": yaml.safe_dump(config)},
-        share=0.05,
+        share=0.02,
     )
 
 

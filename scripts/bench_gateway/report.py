@@ -147,6 +147,8 @@ def _mark(result: Mapping[str, Any], name: str, kind: str) -> str:
     together = result["cores"]["load"] == result["cores"]["source"]
     for rows in result["rounds"] if kind.startswith("in_flight") else ():
         row = rows[name][kind]
+        if "failed" in row:
+            continue
         share = {who: used / row["wall_s"] for who, used in row["cpu_s"].items()}
         if (sum if together else max)((share["load"], share["source"])) > BUSY > share["party"]:
             return " †"
@@ -172,9 +174,20 @@ def _named(result: Mapping[str, Any], name: str) -> str:
 
 def shares(result: Mapping[str, Any]) -> str:
     """How busy the load and the source were at their busiest, as shares of a core."""
-    rows = [row for rows in result["rounds"] for party in rows.values() for row in party.values()]
+    rows = [row for rows in result["rounds"] for party in rows.values() for row in party.values() if "cpu_s" in row]
     most = {who: max(row["cpu_s"][who] / row["wall_s"] for row in rows) for who in ("load", "source")}
     return f"At their busiest the load took {most['load']:.0%} of a core and the source {most['source']:.0%}."
+
+
+def failures(result: Mapping[str, Any]) -> list[str]:
+    """What a peer could not do, once each."""
+    told: dict[str, None] = {}
+    for rows in result["rounds"]:
+        for name, kinds in rows.items():
+            for kind, row in kinds.items():
+                if "failed" in row:
+                    told[f"No figure for {name}, {kind.replace('_', ' ')}: {row['failed']}."] = None
+    return list(told)
 
 
 def section(result: Mapping[str, Any], link: str) -> str:
@@ -188,7 +201,7 @@ def section(result: Mapping[str, Any], link: str) -> str:
         f"{told['busy_before']:.0%} of the machine was busy with other work before. Each party on one core, load and "
         f"source on {apart}. Medians, least – most over the rounds."
     )
-    parts = [[head], latency_table(result), work_table(result), aims_table(result), [shares(result)]]
+    parts = [[head], latency_table(result), work_table(result), aims_table(result), [*failures(result), shares(result)]]
     return "\n\n".join("\n".join(part) for part in parts)
 
 

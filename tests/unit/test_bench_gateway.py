@@ -109,6 +109,15 @@ def test_the_tables_hold_each_party_and_mark_a_pace_that_the_load_set() -> None:
     assert "| LiteLLM 1.110.2 | 10.00 (10.00 – 10.00) | 10.00 (10.00 – 10.00) |" in text
 
 
+def test_a_peer_that_failed_has_no_figure_and_is_told_of() -> None:
+    rounds = round_of(5000)
+    rounds["LiteLLM"]["in_flight_64"] = {"failed": "it answered 503"}  # type: ignore[index]
+    found = result(round_of(5000), rounds)
+    assert aim(found, "64 in flight ÷ LiteLLM").verdict == "not measured"
+    assert aim(found, "64 in flight ÷ vllm-router").verdict == "met"
+    assert "No figure for LiteLLM, in flight 64: it answered 503." in report.section(found, "x.json")
+
+
 def test_the_page_keeps_what_stands_around_its_marks() -> None:
     page = report.page(f"before\n\n{report.BEGIN}\nold\n{report.END}\nafter\n", ["one", "two"])
     assert page.startswith(f"before\n\n{report.BEGIN}\n<!-- Written by")
