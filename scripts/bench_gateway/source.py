@@ -82,6 +82,8 @@ class Stream:
 
     def write_next(self) -> bool:
         """Whether there is more to come."""
+        if self._transport.is_closing():  # its party gave up
+            return False
         self._transport.write(self._writes.pop())
         self._state.tokens += 1
         if not self._writes:
