@@ -66,10 +66,11 @@ TAIL = """
 A prompt of {tokens} tokens alone on the engine gave no token for {alone} s, and under load for {loaded} s: neither the
 gateway nor the watchdog took that for a hang. Both ask the same rule (docs/decisions/0004).
 
-## Another engine, under load
+## Another engine, or another model, under load
 
-`make upgrade` with the same six clients, `timeouts.reload_wait_s` above an engine's start. The seconds are the whole
-command's; it first asks the new image's parser about the profile, while the old engine serves.
+`make upgrade`, `make promote` and `make revert` with the same six clients, `timeouts.reload_wait_s` above an engine's
+start. The seconds are the whole command's; an upgrade first asks the new image's parser about the profile, while the
+old engine serves.
 
 | | took | what the six clients saw | longest answered |
 |---|---|---|---|
@@ -120,7 +121,9 @@ def render(summary: Mapping[str, Any]) -> str:
         tokens=prefill["alone"]["tokens"],
         alone=prefill["alone"]["seconds"],
         loaded=prefill["under load"]["seconds"],
-        upgrades="\n".join(_upgrade(name, found) for name, found in summary["upgrades"].items()),
+        upgrades="\n".join(
+            _swap(name, found) for kind in ("upgrades", "promotions") for name, found in summary[kind].items()
+        ),
         figures_back_s=faults["prometheus disk full"]["figures_back_s"],
         started=", ".join(summary["started"]),
         not_here="; ".join(f"{name} ({why})" for name, why in summary["not_here"].items()),
@@ -164,10 +167,18 @@ def with_section(page: str, section: str) -> str:
     return before + section + after
 
 
-def _upgrade(name: str, found: Mapping[str, Any]) -> str:
+SWAPS = {
+    "promote": "`make promote`: another version of the model",
+    "revert": "`make revert`: the version before",
+    "does not hold": "`make promote` of a version that the engine does not load: taken back",
+}
+
+
+def _swap(name: str, found: Mapping[str, Any]) -> str:
+    took, longest = (f"{found[key]} s" if key in found else "–" for key in ("took_s", "longest_answered_s"))
     saw = ", ".join(f"{count} × {outcome}" for outcome, count in sorted(found["clients_saw"].items()))
-    what = f"vLLM {name}" if " to " in name else f"{name}: taken back"
-    return f"| {what} | {found['took_s']} s | {saw} | {found['longest_answered_s']} s |"
+    what = SWAPS.get(name) or (f"vLLM {name}" if " to " in name else f"{name}: taken back")
+    return f"| {what} | {took} | {saw} | {longest} |"
 
 
 def _row(what: str, healer: str, found: Mapping[str, Any]) -> str:

@@ -107,8 +107,8 @@ def test_too_little_held_out_text_is_an_abstention(bench: Bench, good: Path) -> 
 def test_the_engines_figures_are_those_of_the_whole_vocabulary(
     bench: Bench, good: Path, summary: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The artifact dequantized in plain torch, float32, on the same tokens. The gate's KL is a lower bound, and a close
-    one; the engine computes in bfloat16, which is a source of divergence of its own.
+    """The artifact dequantized in plain torch, float32, on the same tokens. The gate's KL takes all unlisted tokens as
+    one, so it is a lower bound; the engine computes in bfloat16, which is a source of divergence of its own.
     """
     result = bench.judge(good)
     assert result.original is not None
@@ -125,7 +125,7 @@ def test_the_engines_figures_are_those_of_the_whole_vocabulary(
     assert figures.ppl_original == pytest.approx(found["ppl_original"], rel=0.02)
     assert figures.ppl_artifact == pytest.approx(found["ppl_artifact"], rel=0.02)
     assert figures.top1 == pytest.approx(found["top1"], abs=0.02)
-    assert figures.kl_mean == pytest.approx(found["kl_mean"], rel=0.10)
+    assert 0.75 * found["kl_mean"] < figures.kl_mean < 1.02 * found["kl_mean"]
     assert figures.guessed < 0.01
 
 

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from scripts import _ports, demo
+from scripts.quantization.store import versions
 from tests.quantize import conftest
 from tests.quantize.conftest import NAME, PYTHON, Bench
 from tests.quantize.versions import links
@@ -113,7 +114,7 @@ def test_a_revert_tries_the_version_before_and_serves_it_again(
 @pytest.mark.full
 def test_a_revert_to_a_version_that_does_not_answer_well_changes_nothing(bench: Bench, home: Path, good: Path) -> None:
     """The version before is whole and starts, but what it says is not what the gate had heard."""
-    stock = next((bench.models / "smollm2-135m-stock").iterdir())
+    (stock,) = (found.path for found in versions(bench.models, "smollm2-135m-stock"))
     assert stock.is_dir()
     bad = bench.models / "other" / "aaaaaaaaaaaa"
     bad.parent.mkdir()

@@ -221,7 +221,8 @@ def test_an_interrupted_run_ends_its_children_and_leaves_nothing_half_written(
     target, pid_file = tmp_path / "models" / "m", tmp_path / "pid"
     script = make_converter(tmp_path / "python", f'mkdir "$3"; echo $$ >{pid_file}; exec sleep 60')
     code = (
-        "import sys; from pathlib import Path; from scripts import model_fetch as m;"
+        "import signal, sys; from pathlib import Path; from scripts import model_fetch as m;"
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"  # ignored where the tests run in the background
         f"m.ENGINE_PYTHON = Path({str(script)!r}); m.GGUF_SHA256 = {model_fetch.GGUF_SHA256!r};"
         f"m.raise_on_termination(); sys.exit(m.main(['--dir', {str(target)!r}]))"
     )
