@@ -14,8 +14,6 @@ from typing import Any
 import aiohttp
 import psutil
 
-from scripts._children import die_with_parent
-
 MODEL = "fake-8b"  # what the scripted engine serves
 
 
@@ -41,20 +39,16 @@ def process(*command: str, core: int, env: dict[str, str] | None = None) -> Iter
 @contextlib.contextmanager
 def launched(command: Sequence[str], core: int, env: dict[str, str], log: Path) -> Iterator[psutil.Process]:
     """Any program likewise. What it prints goes to `log`."""
-    arrange = die_with_parent()
-
-    def before() -> None:
-        arrange()
-        os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})  # before it asks how many threads it may have
-
+    # By programs, not in a fork of ours: this process may have threads, and a fork of one can stand still before it
+    # becomes anything else. Pinned before it asks how many threads it may have.
+    arranged = ("setpriv", "--pdeathsig", "KILL", "taskset", "--cpu-list", str(core % (os.cpu_count() or 1)))
     with log.open("ab") as output:
         child = subprocess.Popen(
-            command,
+            (*arranged, *command),
             env={**os.environ, **env},
             stderr=output,
             stdout=output,
             stdin=subprocess.DEVNULL,
-            preexec_fn=before,
         )
     try:
         yield psutil.Process(child.pid)
@@ -105,8 +99,8 @@ def memory_mb(process: psutil.Process) -> float:
 async def until_ready(session: aiohttp.ClientSession, url: str, seconds: float = 30) -> None:
     async with asyncio.timeout(seconds):
         while True:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with session.get(url) as answer:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with session.get(url, timeout=aiohttp.ClientTimeout(total=5)) as answer:
                     if answer.status == 200:
                         return
             await asyncio.sleep(0.05)

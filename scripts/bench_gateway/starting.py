@@ -117,7 +117,9 @@ async def _ready(session: aiohttp.ClientSession, url: str, process: psutil.Proce
                 raise RuntimeError(f"{name} ended at its start: {_last_line(log)}")
         ready.result()
     except TimeoutError:
-        raise RuntimeError(f"{name} was not ready within {START_S:g} s: {_last_line(log)}") from None
+        raise RuntimeError(
+            f"{name} ({process.status()}) was not ready within {START_S:g} s: {_last_line(log)}"
+        ) from None
     finally:
         ready.cancel()
 
