@@ -80,7 +80,7 @@ class SharedBook:
         self._known = 0  # records looked at
         with self._locked():
             if os.fstat(self._descriptor).st_size == 0:
-                os.ftruncate(self._descriptor, _HEADER.size + _GROW_RECORDS * self._size)
+                self._make_room(_GROW_RECORDS)
             self._map = mmap.mmap(self._descriptor, os.fstat(self._descriptor).st_size)
 
     def __len__(self) -> int:
@@ -150,10 +150,14 @@ class SharedBook:
         """Have at least so many records in the file and mapped: another worker may have made it longer."""
         needed = _HEADER.size + records * self._size
         if os.fstat(self._descriptor).st_size < needed:
-            os.ftruncate(self._descriptor, needed + _GROW_RECORDS * self._size)
+            self._make_room(records + _GROW_RECORDS)
         if len(self._map) < needed:
             self._map.close()
             self._map = mmap.mmap(self._descriptor, os.fstat(self._descriptor).st_size)
+
+    def _make_room(self, records: int) -> None:
+        """On the disk as well: a write into a hole of a mapped file kills the process where the disk is full."""
+        os.posix_fallocate(self._descriptor, 0, _HEADER.size + records * self._size)
 
 
 def _allowance(figures: list[float]) -> Allowance | None:

@@ -2,8 +2,9 @@
 
 Each worker's counters and histograms lie in files under its number, mapped into memory, so that what a worker counted
 outlives it and its successor counts on. Its gauges are written there when somebody is about to read (`flush`); those of
-a dead worker are deleted by the parent. What the library's mode lacks is added here: gauges that are functions, series
-that go away, `_created`, and the families' order.
+a dead worker are struck out by the parent. The parent also made the files, with room on the disk: a write into a hole
+of a mapped file kills its process (SIGBUS) where the disk is full. What the library's mode lacks is added here: gauges
+that are functions, series that go away, `_created`, and the families' order.
 """
 
 import os
@@ -12,13 +13,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, Metric, values
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # the library reads it when it is imported
 # Series that leave with their replica or pool; the files keep them.
 _LEAVE = frozenset({"replica", "model"})
+
+GAUGES = ("gauge_livesum", "gauge_livemax", "gauge_livemin")
+_KINDS = ("counter", "histogram", *GAUGES)  # a file each, as the library names them
+ROOM_BYTES = 512 * 1024  # of each: some 2,500 series. A file that needs more grows, then with holes.
 
 Series = tuple[str, tuple[str, ...]]
 
@@ -110,9 +115,22 @@ class _Whole(Collector):
         return self._files.collect(self._registry)
 
 
+def reserve(directory: Path, number: int) -> None:
+    """Make a worker's files, with room on the disk. Raises OSError."""
+    for kind in _KINDS:
+        with _file(directory, kind, number).open("xb") as file:
+            os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
+
+
 def forget_worker(directory: Path, number: int) -> None:
-    """A worker ended: what it held it holds no more. What it counted stays."""
-    mark_process_dead(number, str(directory))  # type: ignore[no-untyped-call]
+    """A worker ended: what it held it holds no more. What it counted stays, and so does the files' room."""
+    for kind in GAUGES:
+        with _file(directory, kind, number).open("r+b") as file:
+            file.write(bytes(4))  # how much of the file is in use
+
+
+def _file(directory: Path, kind: str, number: int) -> Path:
+    return directory / f"{kind}_{number}.db"
 
 
 def _labels(sample: Sample) -> tuple[tuple[str, str], ...]:

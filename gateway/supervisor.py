@@ -33,8 +33,8 @@ from gateway.accountbook import SharedBook
 from gateway.control import Channel, Order
 from gateway.listening import address_of, bind_again, bind_all, raise_file_limit
 from gateway.logs import LineWriter, configure
-from gateway.metricfiles import VARIABLE, forget_worker
-from gateway.settings import Settings
+from gateway.metricfiles import VARIABLE, forget_worker, reserve
+from gateway.settings import Settings, SettingsError
 from gateway.workers import Worker, restart_delay_s
 
 logger = logging.getLogger("gateway")
@@ -122,8 +122,14 @@ class Supervisor:
         first = True
         while not self._stopping.is_set():
             began = time.monotonic()
-            why, served = await self._live(slot)
-            self._strike_out(slot)
+            try:
+                self._take_up_sockets(slot)
+                self._strike_out(slot)
+                why, served = await self._live(slot)
+            except OSError as error:  # no process or descriptor to be had now
+                why, served = f"{error.strerror}", False
+            with contextlib.suppress(OSError):  # else before the next start
+                self._strike_out(slot)
             if self._stopping.is_set() or self._gave_up.is_set():
                 return
             if first and not served:
@@ -144,7 +150,6 @@ class Supervisor:
                 self._give_up_sockets(slot)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
-            self._take_up_sockets(slot)
 
     async def _live(self, slot: _Slot) -> tuple[str, bool]:
         """One worker from its start to its end: what it died of, and whether it had served."""
@@ -190,8 +195,8 @@ class Supervisor:
         _signal(process, signal.SIGKILL)
 
     def _strike_out(self, slot: _Slot) -> None:
-        forget_worker(self._directory / "metrics", slot.number)
         self._book.strike_out(slot.number)
+        forget_worker(self._directory / "metrics", slot.number)
 
     def _give_up_sockets(self, slot: _Slot) -> None:
         """Only while another one keeps the port."""
@@ -262,12 +267,15 @@ def run(settings: Settings) -> int:
     admins = bind_all(settings.admin_listen, "admin_listen", count)
     log: LineWriter | None = None
     with shared_directory() as directory:
-        (directory / "metrics").mkdir()
-        # Workers go by what was read now, also those that are started again later.
-        told = settings.model_dump(mode="json", exclude_unset=True)
-        (directory / "settings.json").write_text(json.dumps(told), encoding="utf-8")
-        turn = os.open(directory / "log.turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        book = SharedBook(directory / "accounts", Worker(1, count))
+        with _told_of(directory):
+            (directory / "metrics").mkdir()
+            for number in range(1, count + 1):
+                reserve(directory / "metrics", number)
+            # Workers go by what was read now, also those that are started again later.
+            told = settings.model_dump(mode="json", exclude_unset=True)
+            (directory / "settings.json").write_text(json.dumps(told), encoding="utf-8")
+            turn = os.open(directory / "log.turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            book = SharedBook(directory / "accounts", Worker(1, count))
         slots = [_Slot(i + 1, [publics[i], admins[i]]) for i in range(count)]
         try:
             log = configure(settings.logs.level, turn)
@@ -279,14 +287,29 @@ def run(settings: Settings) -> int:
 
 
 @contextlib.contextmanager
+def _told_of(place: Path | str) -> Iterator[None]:
+    """What can't be made there is a mistake of the set-up's. Raises SettingsError."""
+    try:
+        yield
+    except OSError as error:
+        wanted = "room for what workers share; TMPDIR can name another place"
+        raise SettingsError(f"{place}: {error.strerror}; expected {wanted}") from None
+
+
+@contextlib.contextmanager
 def shared_directory(base: Path | None = None) -> Iterator[Path]:
-    """A new directory for one gateway's processes, gone afterwards; so are those of gateways that were killed."""
-    base = base or Path(tempfile.gettempdir())
+    """A new directory for one gateway's processes, gone afterwards; so are those of gateways that were killed.
+
+    Raises SettingsError where there can be none.
+    """
+    with _told_of(base or "TMPDIR"):
+        base = base or Path(tempfile.gettempdir())
     for other in base.glob(f"{PREFIX}*/held"):
         with contextlib.suppress(OSError), other.open("rb+") as held:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(other.parent, ignore_errors=True)
-    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    with _told_of(base):
+        directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
     try:
         with (directory / "new").open("wb") as held:
             fcntl.flock(held, fcntl.LOCK_EX)

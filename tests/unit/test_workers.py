@@ -247,6 +247,12 @@ async def test_silence_is_no_answer() -> None:
     assert channel.closed
 
 
+def test_where_no_directory_can_be_is_told(tmp_path: Path) -> None:
+    expected = r"nowhere: No such file or directory; expected room for what"
+    with pytest.raises(SettingsError, match=expected), shared_directory(tmp_path / "nowhere"):
+        pass
+
+
 def test_a_directory_goes_with_its_gateway_and_with_the_next_one_where_it_was_killed(tmp_path: Path) -> None:
     with shared_directory(tmp_path) as lives:
         dead = tmp_path / "gateway-dead"

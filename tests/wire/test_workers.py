@@ -311,6 +311,41 @@ async def test_a_worker_whose_loop_stands_still_is_killed_and_replaced(engine: F
         assert (told["worker"], told["why"]) == (1, "no answer for 1 s")
 
 
+async def test_a_worker_for_which_there_is_no_descriptor_is_started_when_there_is(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    async with pair(engine, tmp_path) as up:
+        before = up.pids()[2]
+        parent = psutil.Process(up.process.process.pid)
+        limits = parent.rlimit(psutil.RLIMIT_NOFILE)
+        parent.rlimit(psutil.RLIMIT_NOFILE, (3, limits[1]))
+        psutil.Process(before).kill()
+        await until(lambda: up.process.events().count("a worker ended") == 2)
+        assert {(await up.chat()).status_code for _ in range(8)} == {200}
+        parent.rlimit(psutil.RLIMIT_NOFILE, limits)
+        await until(lambda: up.pids()[2] != before)
+        told = [line["why"] for line in up.process.lines if line["event"] == "a worker ended"]
+        assert told[:2] == ["SIGKILL", "Too many open files"]
+        up.process.assert_no_traceback()
+
+
+async def test_nothing_that_workers_map_has_a_hole_so_a_full_disk_can_not_kill_them(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    limits = {"few": {"concurrent": 3}}
+    auth = {"auth__disabled": "false", "auth__keys_file": keys_file(tmp_path / "keys.json", **limits)}
+    async with pair(engine, tmp_path, **auth) as up:
+        (shared,) = directories(tmp_path)
+        before = {path: path.stat().st_ino for path in shared.rglob("*") if path.is_file()}
+        assert {(await up.chat(headers=with_key("few"))).status_code for _ in range(8)} == {200}
+        await up.kill(2)
+        assert await up.metric("gateway_in_flight_requests") == 0
+        after = {path: path.stat() for path in shared.rglob("*") if path.is_file()}
+        assert {path: stat.st_ino for path, stat in after.items()} == before, "made anew, which wants room"
+        assert not [path for path, stat in after.items() if stat.st_blocks * 512 < stat.st_size]
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
