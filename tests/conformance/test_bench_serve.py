@@ -23,7 +23,15 @@ def test_vllm_bench_serve_fails_no_request_and_its_counts_are_the_gateways(front
     command += ["--base-url", front.url, "--endpoint", chat["route"], "--model", front.model]
     command += ["--tokenizer", str(model_fetch.model_dir()), "--dataset-name", "random", "--num-prompts", str(REQUESTS)]
     command += ["--random-input-len", "24", "--random-output-len", "8", "--max-concurrency", "8", "--ignore-eos"]
-    command += ["--disable-tqdm", "--save-result", "--result-dir", str(tmp_path), "--result-filename", "bench.json"]
+    command += [
+        "--disable-tqdm",
+        "--save-result",
+        "--save-detailed",
+        "--result-dir",
+        str(tmp_path),
+        "--result-filename",
+        "bench.json",
+    ]
     environment = {**os.environ, "OPENAI_API_KEY": front.key, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     ran = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
@@ -34,6 +42,9 @@ def test_vllm_bench_serve_fails_no_request_and_its_counts_are_the_gateways(front
     gained = [front.metric(name, **wanted) - was for name, wanted, was in zip(names, labels, before, strict=True)]
     asked = gained[0]  # it asks once more before the measurement, to see that the server answers
     assert asked - REQUESTS in (0, 1)
-    assert gained[1] == asked
+    # An answer of nothing but special tokens has no text, so no first one either.
+    told = sum(bool(text) for text in result["generated_texts"])
+    assert told > REQUESTS // 2
+    assert 0 <= gained[1] - told <= asked - REQUESTS
     assert gained[2] == result["total_output_tokens"] + 8 * (asked - REQUESTS)
     assert front.metric("gateway_requests_total", **chat) - before[0] - asked == refused
