@@ -257,7 +257,7 @@ class StreamRelay:
 
     def _read(self, events: bytes) -> bytes:
         """Note what the events tell; returns those the client shall have. Most are only searched, not parsed."""
-        count = events.count(b"\n\n")
+        count = events.count(b"\n\n") + events.count(b"\n\r\n")
         ids = self._same_id
         if ids is not None and events.count(ids.mark) != count and (at := ids.of_another(events)) is not None:
             self._strayed = True

@@ -292,6 +292,25 @@ async def test_events_of_another_requests_answer_reach_nobody(together: bool, en
         assert b"[DONE]" in await text_of(up, CHAT)
 
 
+async def test_an_event_of_another_answer_is_seen_in_a_read_of_its_own_where_lines_end_in_crlf(
+    engine: FakeEngine,
+) -> None:
+    read = asyncio.Event()
+    own, foreign = (
+        chunk(*words).replace(b"\n", b"\r\n") for words in (("own", "chatcmpl-1"), ("secret", "chatcmpl-2"))
+    )
+    async with serve([engine.url]) as up:
+        engine.script(CHAT, Script(pieces=[own, read, foreign, b"data: [DONE]\r\n\r\n"]))
+        text = b""
+        async with up.stream() as answer:
+            async for part in answer.aiter_raw():
+                text += part
+                read.set()
+        assert text.startswith(own)
+        assert b"secret" not in text
+        assert error_of(text[len(own) :])["message"] == "the engine sent events of another request's answer"
+
+
 def chunk(text: str, answer_id: str) -> bytes:
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
     return (
