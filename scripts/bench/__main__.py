@@ -106,6 +106,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     raise_on_termination()
+    try:
+        return measure(run, as_json=arguments.json)
+    except OSError as error:  # a failed step's is in the folder; here the folder takes no more
+        print(f"bench: {error}; the same command goes on", file=sys.stderr)
+        return 1
+
+
+def measure(run: runner.Run, *, as_json: bool) -> int:
+    """Exit code. Raises OSError where the folder can't be written."""
     code = 0
     try:
         runner.execute(run)
@@ -114,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     except Terminated:
         code = 128 + signal.SIGTERM
     summary = summarise(run)
-    print(json.dumps(summary, indent=2) if arguments.json else (run.folder / "report.md").read_text(), end="")
+    print(json.dumps(summary, indent=2) if as_json else (run.folder / "report.md").read_text(), end="")
     print(f"report: {run.folder / 'report.html'}", file=sys.stderr)
     if code:
         print(f"interrupted; the same command goes on, {len(run.pending())} measurements are left", file=sys.stderr)

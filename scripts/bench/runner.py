@@ -251,8 +251,11 @@ def write(path: Path, text: str) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.{os.getpid()}")
-    half.write_text(text if text.endswith("\n") else f"{text}\n")
-    half.replace(path)
+    try:
+        half.write_text(text if text.endswith("\n") else f"{text}\n")
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
 
 
 def profile_arguments(path: Path) -> tuple[str, ...]:

@@ -82,6 +82,22 @@ def test_another_plans_folder_is_refused_and_left_alone(tmp_path: Path, capsys: 
     assert (out / "plan.json").read_text() == "{}"
 
 
+def test_a_folder_that_takes_no_result_is_told_in_one_line_and_left_without_halves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripts.bench.__main__.raise_on_termination", lambda: None)  # would be the test run's, too
+    row = "{name: r, workload: short, requests: 1, in_flight: 1, repeats: 1, endpoint: completions, stream: false}"
+    text = f"title: t\nmodel: m\nboots:\n  - {{name: a, title: a, rows: [{row}]}}\n"
+    (tmp_path / "plan.yaml").write_text(text)
+    out = tmp_path / "out"
+    (out / "report.md").mkdir(parents=True)
+    assert main([str(tmp_path / "plan.yaml"), "--out", str(out), "--python", "/nowhere"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("bench: [Errno 21] Is a directory: ")
+    assert last.endswith("; the same command goes on")
+    assert list(out.rglob(".*")) == []
+
+
 def test_the_same_seed_gives_the_same_requests_and_another_none_of_them() -> None:
     first = workloads.requests("mixed", 50, seed="1", max_model_len=4096)
     assert first == workloads.requests("mixed", 50, seed="1", max_model_len=4096)
