@@ -14,13 +14,14 @@ def host_port(value: str) -> str:
 
 
 def base_url(value: str) -> str:
-    """Checked and without a slash at its end. Raises ValueError."""
+    """Checked, in one spelling: lower case, no zeros before the port, no slash at the end. Raises ValueError."""
     url = HttpUrl(value)
     if url.path not in (None, "/") or url.query or url.fragment:
         raise ValueError("expected a base URL without a path, for instance http://engine:8000")
     if url.username or url.password:  # it would stand in logs, metrics and /status
         raise ValueError("expected a base URL without user name and password; the engine's key is engine.api_key_file")
-    return value.rstrip("/")
+    front, colon, port = value.rstrip("/").lower().rpartition(":")
+    return f"{front}:{int(port)}" if port.isdecimal() else f"{front}{colon}{port}"
 
 
 def origin(value: str) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.settings import Settings
 from gateway.targets import MAX_BYTES, TargetsError, parse_targets, read_targets
 
 
@@ -14,6 +15,13 @@ def parse(text: str, *, as_json: bool = True) -> tuple[str, ...]:
 def test_targets_become_base_urls_once_each_and_in_order() -> None:
     text = """[{"targets": ["b:8000", "a:8000"]}, {"targets": ["a:8000", "[::1]:9", "10.0.0.1:80"]}]"""
     assert parse(text) == ("http://b:8000", "http://a:8000", "http://[::1]:9", "http://10.0.0.1:80")
+
+
+def test_spellings_of_one_address_are_one_engine() -> None:
+    text = '[{"targets": ["engine:8000", "Engine:8000", "ENGINE:08000", "[::A]:1", "[::a]:1"]}]'
+    assert parse(text) == ("http://engine:8000", "http://[::a]:1")
+    settings = Settings(engines=("HTTP://Engine/", "http://[::A]"), auth={"disabled": True})
+    assert settings.engines == ("http://engine", "http://[::a]")
 
 
 def test_the_same_as_yaml() -> None:
