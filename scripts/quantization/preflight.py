@@ -99,7 +99,17 @@ def model(raw: Mapping[str, Any], config: Config) -> list[Check]:
             *checks,
             fail("source.config", "a config.json that describes the layers", str(error), "download it again"),
         ]
-    return [*checks, widths(found, config.weights.group_size)]
+    return [*checks, widths(found, config.weights.group_size), *_window(raw, config)]
+
+
+def _window(raw: Mapping[str, Any], config: Config) -> list[Check]:
+    """AutoAWQ gives every layer and every part of the blocks the first one's mask; without one, that is right."""
+    window = raw.get("sliding_window")
+    if config.producer != "autoawq" or not isinstance(window, int) or raw.get("use_sliding_window") is False:
+        return []
+    name, found = "calibration.block_tokens", config.calibration.block_tokens
+    fix = f"set {name} lower: within the model's sliding window no mask is needed, and AutoAWQ knows only one"
+    return [judged(found < window, name, f"fewer than the window of {window}", str(found), fix)]
 
 
 def widths(found: Model, group: int) -> Check:

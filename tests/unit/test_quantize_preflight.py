@@ -80,6 +80,24 @@ def test_an_unsupported_architecture_is_named_with_those_that_are(kind: str) -> 
     assert "llama, mistral, phi3, qwen2, qwen3" in check.expected
 
 
+@pytest.mark.parametrize(
+    ("block_tokens", "more", "refused"),
+    [
+        (2048, {}, True),
+        (2047, {}, False),
+        (2048, {"producer": "llmcompressor"}, False),
+    ],
+)
+def test_blocks_that_reach_beyond_a_sliding_window_are_refused_where_there_is_one_mask(
+    block_tokens: int, more: dict[str, Any], refused: bool
+) -> None:
+    chosen = made(calibration={"source": "t", "block_tokens": block_tokens}, **more)
+    sliding = LLAMA | {"model_type": "mistral", "sliding_window": 2048}
+    assert ("calibration.block_tokens" in failed(preflight.model(sliding, chosen))) is refused
+    for unused in ({"sliding_window": None}, {"use_sliding_window": False}):
+        assert not failed(preflight.model(sliding | unused, chosen))
+
+
 def test_a_quantized_source_is_refused() -> None:
     found = failed(preflight.model(LLAMA | {"quantization_config": {"quant_method": "gptq"}}, made()))
     assert "gptq" in found["source.precision"].found
