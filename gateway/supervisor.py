@@ -131,6 +131,7 @@ class Supervisor:
             with contextlib.suppress(OSError):  # else before the next start
                 self._strike_out(slot)
             if self._stopping.is_set() or self._gave_up.is_set():
+                self._give_up_sockets(slot)  # who comes now is told by those that still end their streams
                 return
             if first and not served:
                 if why != "exit code 1":  # then it has told why

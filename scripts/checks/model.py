@@ -75,7 +75,7 @@ def offer(subject: Subject) -> str:
         original = ORIGINALS.get(wanted.removesuffix("-awq"))
         card = load_gpus()[subject.card].name if subject.card in load_gpus() else "this card"
         fetch = [f"make model NAME={original}"] if original and not _holds(subject, friendly_name(original)) else []
-        making = [*fetch, f"make quantize CONFIG={job}", f"make promote NAME={wanted}"]
+        making = [*fetch, f"make quantize CONFIG={job}", f"make gate NAME={wanted}", f"make promote NAME={wanted}"]
         ways[f"4 bits of your own, made on {card}"] = making
     if wanted not in ORIGINALS:
         kind = "a ready AWQ checkpoint that you trust" if wanted.endswith("-awq") else "fetch it"

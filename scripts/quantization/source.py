@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -94,6 +96,7 @@ def download(
     """
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
+    failures: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, ValueError, *_unreachable())
     secret, place = token(environ)
     if weights:
         say(f"downloading {where.model} at {where.revision[:12]}")
@@ -119,7 +122,7 @@ def download(
     except RepositoryNotFoundError:
         private = "the token may not see it" if secret else f"it is private and needs a token in {place}"
         raise QuantizeError(f"source.model: the hub shows no {where.model}: a wrong name, or {private}") from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except failures as error:
         reason = " ".join(str(error).split())[:160]
         raise QuantizeError(
             f"source.model: {where.model} can't be downloaded ({reason}): check the network, set HF_ENDPOINT where you "
@@ -127,14 +130,24 @@ def download(
         ) from None
 
 
+def _unreachable() -> tuple[type[Exception], ...]:
+    """What the hub's client lets through where no answer came: its HTTP library's errors (httpx below version 2)."""
+    found = []
+    for name in ("httpx", "httpx2"):
+        with contextlib.suppress(ImportError):
+            found.append(importlib.import_module(name).HTTPError)
+    return tuple(found)
+
+
 def _snapshot(where: Located, weights: bool, secret: str | Literal[False]) -> Located:
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
+    unanswered: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, *_unreachable())
     wanted = (*SMALL, ".safetensors") if weights else SMALL
     try:
         info = HfApi().model_info(where.model, revision=where.revision, timeout=20, token=secret)
-    except (OSError, HfHubHTTPError) as error:
+    except unanswered as error:
         answer = getattr(error, "response", None)
         if answer is not None and answer.status_code < 500:
             raise

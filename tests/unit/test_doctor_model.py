@@ -174,9 +174,10 @@ def test_an_empty_model_directory_is_offered_what_fits_the_profile(tmp_path: Pat
     assert check.status == "fail"
     assert [line for line in check.fix.splitlines() if "NVIDIA GeForce RTX 4090" in line]
     commands = [line.strip() for line in check.fix.splitlines() if line.startswith("    ")]
-    assert commands[:3] == [
+    assert commands[:4] == [
         "make model NAME=meta-llama/Meta-Llama-3-8B-Instruct",
         "make quantize CONFIG=configs/quantize/llama3-8b-instruct.yaml",
+        "make gate NAME=llama3-8b-awq",
         "make promote NAME=llama3-8b-awq",
     ]
     shown = [line.strip() for line in report.lines([check])]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -285,6 +287,18 @@ def test_a_wrong_setting_is_found_before_anything_is_read(tmp_path: Path) -> Non
 def test_a_source_that_is_not_there_says_what_to_give(tmp_path: Path, model: str, says: str) -> None:
     with pytest.raises(QuantizeError, match=says):
         source.locate(model, "main", tmp_path, {"XDG_CACHE_HOME": str(tmp_path)})
+
+
+def test_without_a_way_to_the_hub_one_line_says_what_to_check(tmp_path: Path) -> None:
+    code = (
+        "from scripts.quantization import QuantizeError, source\n"
+        "try: source.download(source.Located('o/m', 'main', None), print, weights=False)\n"
+        "except QuantizeError as error: print(error)"
+    )
+    nowhere = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    ran = subprocess.run([sys.executable, "-c", code], env=nowhere, capture_output=True, text=True, check=False)
+    assert ran.stdout.startswith("source.model: o/m can't be downloaded ("), ran.stderr
+    assert "check the network" in ran.stdout
 
 
 def test_a_missing_calibration_file_is_found_before_weights(tmp_path: Path) -> None:

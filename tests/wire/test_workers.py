@@ -285,6 +285,24 @@ async def test_at_sigterm_both_workers_finish_their_streams_and_nothing_is_left(
         up.process.assert_no_traceback()
 
 
+async def test_while_one_worker_ends_its_stream_nobody_is_left_waiting_for_the_one_that_is_gone(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.default = Script(token_s=0.5)
+    async with pair(engine, tmp_path) as up:
+        pids = up.pids()
+        stream = Stream(up)
+        await stream.began.wait()
+        up.process.signal(signal.SIGTERM)
+        await until(lambda: sum(psutil.pid_exists(pid) for pid in pids.values()) == 1)
+        refused = await asyncio.wait_for(asyncio.gather(*(up.chat() for _ in range(16))), 2)
+        assert {answer.status_code for answer in refused} == {503}
+        assert not stream.task.done()
+        await stream.task
+        assert stream.events[-1] == b"[DONE]"
+        assert await up.process.ended(10) == 0
+
+
 async def test_a_parent_that_is_killed_takes_its_workers_along_and_the_next_gateway_tidies_up(
     engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
