@@ -151,6 +151,8 @@ def failure(containers: Sequence[Container]) -> tuple[str, str] | None:
 
 def reason(stderr: str) -> str:
     """What a docker command's stderr says went wrong: its progress lines are dropped."""
+    if "unknown flag: --profile" in stderr or "is not a docker command" in stderr:
+        return "docker has no Compose here: docs.docker.com/compose/install"
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith(("error", "failed", "validating", "invalid"))]
     return "; ".join(errors or lines[-1:])

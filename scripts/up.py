@@ -67,7 +67,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Raises UpError and the errors of its parts."""
     env = environment(arguments.cpu, os.environ)
     kind = "cpu" if arguments.cpu else "gpu"
-    if arguments.cpu and read_env(ROOT) is None and not arguments.dry_run:
+    makes_env = arguments.cpu and read_env(ROOT) is None
+    if makes_env and arguments.dry_run:
+        terminal.line("settings    would make .env from .env.example, for a machine without a GPU")
+    elif makes_env:
         (ROOT / ".env").write_text(cpu_env_file((ROOT / ".env.example").read_text(encoding="utf-8")), encoding="utf-8")
         terminal.line("settings    .env is made from .env.example, for a machine without a GPU")
     if env["ENGINE_PROFILE"] == CPU_PROFILE:
@@ -81,6 +84,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         env["QUANTIZE_USER"] = writer.user
         if not arguments.dry_run:
             _one_shot.give(subject.models_root, writer)
+    if makes_env and arguments.dry_run:
+        checks = [check for check in checks if check.name != "settings.env"]
     _report(checks, terminal)
     compose = Compose(chosen, env)
     if _OTHER[kind] in running:
@@ -130,7 +135,8 @@ def _report(checks: Sequence[Check], terminal: Terminal) -> None:
         terminal.plain(line)
     failed = [check for check in checks if check.status == "fail"]
     if failed and worst(checks) == "fail":
-        raise UpError(f"{len(failed)} of {len(checks)} checks failed, nothing was started (make doctor looks again)")
+        again = "make doctor ARGS='--for stack' looks again"
+        raise UpError(f"{len(failed)} of {len(checks)} checks failed, nothing was started ({again})")
     terminal.line(f"preflight   {sum(check.status == 'ok' for check in checks)} checks passed")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.keys import Key, KeysFileError, parse_keys
 from gateway.settings import DEFAULT_CONFIG, ENV_PREFIX
-from scripts.checks import Check, fail, judged, ok, skip, warn
+from scripts.checks import Check, envvalues, fail, judged, ok, skip, warn
 from scripts.checks import fit as planning
 from scripts.checks.docker import compose_services
 from scripts.checks.envfile import ENV, EXAMPLE, example_names, nearest, place, read_env
@@ -40,7 +40,7 @@ def checks(probes: Probes, subject: Subject, now: datetime.datetime | None = Non
 
 
 def env_file(probes: Probes, subject: Subject) -> Check:
-    """Every name of .env is one of .env.example, and every name that the example sets is set."""
+    """Every name of .env is one of .env.example, every name that the example sets is set, and to what it can be."""
     name, expected = "settings.env", f"{ENV}: every name of {EXAMPLE} that is not commented out, and no unknown one"
     found = read_env(probes.root)
     if found is None:
@@ -61,6 +61,8 @@ def env_file(probes: Probes, subject: Subject) -> Check:
             near = nearest(variable, known)
             meant.add(near)
             problems.append((line, f"{variable} is unknown" + (f": did you mean {near}?" if near else "")))
+        elif wrong := envvalues.problem(variable, found.values[variable], probes.root):
+            problems.append((line, wrong))
     for variable in wanted:
         if found.values.get(variable) or probes.environ.get(variable) or variable in meant:
             continue

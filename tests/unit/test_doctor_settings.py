@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,69 @@ def test_a_mistake_in_env_is_named(line: str, said: str, project: Path) -> None:
         file.write(f"{line}\n")
     check = env_file(project)
     assert (check.status, said in check.found) == ("fail", True), check.found
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("GRAFANA_PORT=abc", "a port, 1 to 65535"),
+        ("GATEWAY_PORT=99999", "a port, 1 to 65535"),
+        ("GATEWAY_PORT=0", "a port, 1 to 65535"),
+        ("GATEWAY_BIND=localhorst", "an address of this machine"),
+        ("ENGINE_MEMORY=24gigs", "a size such as 24g"),
+        ("STALL_S=sixty", "whole seconds"),
+        ("LOAD_CLIENTS=0", "a whole number"),
+        ("QUANTIZE_USER=me", "numbers of a user and a group"),
+        ("PROMETHEUS_KEEP=15 days", "a duration such as 15d"),
+        ("PROMETHEUS_SIZE=10", "a size such as 10GB"),
+        ("ENGINE_ARGS=--max-model-lenn 99", "it has no --max-model-lenn: did you mean --max-model-len?"),
+        ("ENGINE_ARGS=--enable-paged-attn", "it has no --enable-paged-attn"),
+        ("ENGINE_ARGS='--max-model-len", "is not NAME=value"),
+        ("QUANTIZE=nope", "expected one of"),
+    ],
+)
+def test_a_value_that_can_not_be_is_named_with_its_line(line: str, expected: str, project: Path) -> None:
+    with (project / ".env").open("a") as file:
+        file.write(f"{line}\n")
+    check = env_file(project)
+    number = len((project / ".env").read_text().splitlines())
+    assert check.status == "fail"
+    assert check.found.startswith(f".env:{number}: ")
+    assert expected in check.found
+
+
+@pytest.mark.parametrize("value", ["gpus", "gpu,cpu", "tls", "gpu,grafana"])
+def test_compose_profiles_name_one_engine_and_what_there_is_beside_it(value: str, project: Path) -> None:
+    path = project / ".env"
+    path.write_text(path.read_text().replace("COMPOSE_PROFILES=gpu", f"COMPOSE_PROFILES={value}"))
+    assert f"COMPOSE_PROFILES={value}: expected gpu or cpu" in env_file(project).found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "GATEWAY_BIND=127.0.0.1",
+            "GATEWAY_BIND=::1",
+            "ENGINE_MEMORY=1.5g",
+            "GATEWAY_MEMORY=700m",
+            "PROMETHEUS_KEEP=1d12h",
+        ),
+        "ENGINE_ARGS=--max-model-len=4096 --no-enable-prefix-caching --kv_cache_dtype fp8",
+    ],
+)
+def test_a_value_that_can_be_is_taken(line: str, project: Path) -> None:
+    with (project / ".env").open("a") as file:
+        file.write(f"{line}\n")
+    assert env_file(project).status == "ok"
+
+
+def test_every_default_that_the_example_shows_is_a_value_that_can_be(project: Path) -> None:
+    path = project / ".env"
+    (project / "configs/quantize").mkdir(parents=True)
+    (project / "configs/quantize/llama3-8b-instruct.yaml").touch()
+    path.write_text(re.sub(r"^# (?=[A-Z_]+=)", "", path.read_text(), flags=re.MULTILINE))
+    assert env_file(project).status == "ok", env_file(project).found
 
 
 def test_every_mistake_names_its_line() -> None:

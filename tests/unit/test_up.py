@@ -22,6 +22,17 @@ def container(service: str, **changes: object) -> Container:
     return Container(**fields | changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "unknown flag: --profile\n\nUsage:  docker [OPTIONS] COMMAND\n\nRun 'docker --help' for more",
+        "docker: 'compose' is not a docker command.\nSee 'docker --help'",
+    ],
+)
+def test_docker_without_compose_is_told_by_that(said: str) -> None:
+    assert reason(said) == "docker has no Compose here: docs.docker.com/compose/install"
+
+
 def test_a_stack_whose_engine_still_loads_is_waited_for() -> None:
     loading = [container("engine", health="starting", said="starting"), container("gateway")]
     assert failure(loading) is None
