@@ -314,9 +314,8 @@ def shared_directory(base: Path | None = None) -> Iterator[Path]:
     try:
         with (directory / "new").open("wb") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            (directory / "new").rename(
-                directory / "held"
-            )  # not there before it is locked: nobody takes it for a dead one's
+            # Not there before it is locked: nobody takes it for a dead one's.
+            (directory / "new").rename(directory / "held")
             yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)

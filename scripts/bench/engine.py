@@ -91,21 +91,6 @@ def starting(
 
 
 @contextlib.contextmanager
-def running(
-    launcher: Launcher,
-    model: str,
-    arguments: Sequence[str],
-    *,
-    environment: Mapping[str, str],
-    log: Path,
-    start_s: float,
-) -> Iterator[str]:
-    """The same, waited for: yields its URL. Raises StartError."""
-    with starting(launcher, model, arguments, environment=environment, log=log, start_s=start_s) as up:
-        yield up()
-
-
-@contextlib.contextmanager
 def gateway(engine: str, settings: Mapping[str, str], *, log: Path, start_s: float = 120) -> Iterator[str]:
     """The gateway as it ships, apart from `settings`, in front of one engine; yields its URL once it is ready."""
     port, admin = _ports.free_port(), _ports.free_port()

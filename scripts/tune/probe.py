@@ -107,7 +107,7 @@ def booted(setup: Setup, flags: space.Flags, name: str) -> Iterator[Probe]:
     """An engine with these flags; gone afterwards. Raises engine.StartError."""
     log = setup.folder / f"{name}.log"
     arguments = engine.arguments(flags)
-    with engine.running(
+    with engine.starting(
         setup.launcher, setup.model, arguments, environment=setup.environment, log=log, start_s=START_S
-    ) as url:
-        yield Probe(setup, engine.look(url))
+    ) as up:
+        yield Probe(setup, engine.look(up()))
