@@ -5,11 +5,15 @@ size and only ever added; each worker has a column of its own for the requests i
 worker that died can be struck out. A record lock of the kernel's, which dies with its holder, makes each step whole; it
 costs some microseconds, and only keys with limits pay them. The monotonic clock is one for the whole machine.
 
+Room on the disk is taken for ROOM_RECORDS at a time. Where there is none for a new key, that key is refused: counting it
+in each worker by itself would give it its limits several times over.
+
     header:  records (u64)
     record:  name (64 bytes), then for requests and for tokens: per minute, level, at (f64), then u32 in flight a worker
 """
 
 import fcntl
+import logging
 import mmap
 import os
 import struct
@@ -19,12 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gateway.errors import UnavailableError
 from gateway.limits import Allowance
 from gateway.workers import Worker
 
+logger = logging.getLogger(__name__)
+
 _HEADER = struct.Struct("<Q")
 _FIXED = struct.Struct("<64s6d")
-_GROW_RECORDS = 256
+ROOM_RECORDS = 4096  # half a megabyte
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +48,10 @@ class AccountBook(Protocol):
 
     @contextmanager
     def account(self, name: str) -> Iterator[Account]:
-        """The tenant's account, made where there is none. What the block leaves in it stands; nobody else has it."""
+        """The tenant's account, made where there is none. What the block leaves in it stands; nobody else has it.
+
+        Raises UnavailableError where none can be made.
+        """
 
     def in_flight(self) -> int:
         """Requests in flight, of all tenants, that this process counted."""
@@ -78,9 +88,10 @@ class SharedBook:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._at: dict[str, int] = {}
         self._known = 0  # records looked at
+        self._full = False  # and told of
         with self._locked():
             if os.fstat(self._descriptor).st_size == 0:
-                self._make_room(_GROW_RECORDS)
+                self._make_room(ROOM_RECORDS)
             self._map = mmap.mmap(self._descriptor, os.fstat(self._descriptor).st_size)
 
     def __len__(self) -> int:
@@ -150,10 +161,27 @@ class SharedBook:
         """Have at least so many records in the file and mapped: another worker may have made it longer."""
         needed = _HEADER.size + records * self._size
         if os.fstat(self._descriptor).st_size < needed:
-            self._make_room(records + _GROW_RECORDS)
+            self._find_room(records + ROOM_RECORDS)
         if len(self._map) < needed:
             self._map.close()
             self._map = mmap.mmap(self._descriptor, os.fstat(self._descriptor).st_size)
+
+    def _find_room(self, records: int) -> None:
+        try:
+            self._make_room(records)
+        except OSError as error:
+            if not self._full:
+                fields = {"keys": len(self), "error": error.strerror}
+                logger.error("no room for the accounts of more keys, which are refused", extra={"fields": fields})
+            self._full = True
+            raise UnavailableError(
+                "the gateway's disk is full: there is no room to count what this key may have by its limits",
+                retry_after_s=5,
+                code="gateway_disk_full",
+            ) from None
+        if self._full:
+            logger.warning("there is room for the accounts of more keys again")
+        self._full = False
 
     def _make_room(self, records: int) -> None:
         """On the disk as well: a write into a hole of a mapped file kills the process where the disk is full."""

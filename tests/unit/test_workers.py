@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.accountbook import SharedBook
+from gateway.accountbook import ROOM_RECORDS, SharedBook
 from gateway.accounts import Accounts
 from gateway.control import Channel, Order
 from gateway.errors import OverloadedError
@@ -135,11 +135,12 @@ def test_a_dead_workers_requests_are_struck_out_and_nobody_elses(books: tuple[Sh
 
 def test_the_book_grows_beyond_its_first_size_for_every_reader(books: tuple[SharedBook, SharedBook]) -> None:
     one, two = books
-    for number in range(700):
+    many = ROOM_RECORDS + 200
+    for number in range(many):
         with (one, two)[number % 2].account(f"tenant-{number}") as account:
             account.in_flight += number
-    assert len(one) == len(two) == 700
-    for number in range(700):
+    assert len(one) == len(two) == many
+    for number in range(many):
         with two.account(f"tenant-{number}") as account:
             assert account.in_flight == number
 
