@@ -7,7 +7,8 @@ Rooms import their own floor and those below, never in a circle (tests/unit/test
    advice_prefix, workers, openapi: values and decisions, no event loop
 2. metricfiles, metrics, logs, tracing, ledger, accountbook, accounts, admission, batching, monitor, replicas, pools,
    discovery, advisor: state, and who may change it
-3. control, listening, server, client, calls, upstream, relay, coalescing: the wires to clients, engines and siblings
+3. control, silence, listening, server, client, calls, upstream, relay, coalescing: the wires to clients, engines and
+   siblings
 4. inference, auth, middleware, health, routes: what a request meets
 5. app, serving, worker, supervisor, __main__: wiring, and the processes
 """

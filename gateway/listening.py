@@ -1,8 +1,9 @@
 """The sockets that clients connect to.
 
-With several workers each address is one listening socket a worker, all on one port (SO_REUSEPORT): the kernel deals new
-connections out evenly, also those of a burst, which on one shared socket a single worker was seen to take whole
-(docs/decisions/0008). The parent holds them, so that connections to a worker that died wait for its successor.
+With several workers the public address is one listening socket a worker, all on one port (SO_REUSEPORT): the kernel
+deals new connections out evenly, also those of a burst, which on one shared socket a single worker was seen to take
+whole (docs/decisions/0008). The admin address is one socket that they share. The parent holds them, so that connections
+to a worker that died wait for its successor.
 """
 
 import resource

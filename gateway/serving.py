@@ -36,7 +36,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-def server(app: App, settings: Settings) -> _Server:
+def server(app: App, settings: Settings, one_request: bool = False) -> _Server:
+    """`one_request`: close each connection after its answer."""
     config = uvicorn.Config(
         app,
         http=protocol_for(settings),
@@ -49,6 +50,7 @@ def server(app: App, settings: Settings) -> _Server:
         timeout_keep_alive=CLIENT_KEEPALIVE_S,
         timeout_graceful_shutdown=CLOSE_S,
         backlog=BACKLOG,
+        headers=[("Connection", "close")] if one_request else [],
     )
     return _Server(config)
 
@@ -78,7 +80,9 @@ async def serve(
         loop.add_signal_handler(number, signalled)
     async with Gateway(settings, membership=membership) as gateway:
         log.on_drop = gateway.metrics.log_lines_dropped.inc
-        servers = [server(app, gateway.settings) for app in (gateway.public, gateway.admin)]
+        # A scrape must not come back to the worker that had the last one: it may have got stuck meanwhile.
+        shared = membership is not None
+        servers = [server(gateway.public, gateway.settings), server(gateway.admin, gateway.settings, shared)]
         async with asyncio.TaskGroup() as group, beside(gateway) if beside else _says_where(public, admin):
             for each, sock in zip(servers, (public, admin), strict=True):
                 group.create_task(each.serve([sock]))

@@ -1,13 +1,15 @@
 """The parent of several workers: starts them, starts again those that die, and ends when all have drained.
 
 It serves nothing itself. It holds the listening sockets, so that connections outlive a worker, and one channel to each
-worker, over which it also sees that the worker's loop runs. Per worker, in order:
+worker, over which it also sees that the worker's loop runs. Each worker has a public socket of its own; the admin
+socket is one for all, so that whoever runs answers there. Per worker, in order:
 
-1. start: a fresh interpreter with its two sockets and its channel; it has START_S to say hello.
-2. watch: asked every PING_S whether it is alive; silent for HANG_S, it is killed.
+1. start: a fresh interpreter with its sockets and its channel; it has START_S to say hello.
+2. watch: asked every PING_S whether it is alive; nobody waits for one that is silent, and once it is known to be stuck
+   (silence.py) it is killed.
 3. it died: its gauges and its requests in flight are struck out, its counts stay. It is started again at once; one that
    died twice in a row soon after its start, after 1, 2, 4 … 30 s. Its connections wait for an immediate restart; for a
-   later one, or where a start failed, its sockets are given up, and the kernel deals to the others.
+   later one, or where a start failed, its socket is given up, and the kernel deals to the others.
 
 The first start is all or nothing, and worker 1 goes first: a mistake that only a worker can find is told once.
 """
@@ -31,17 +33,17 @@ from typing import Any
 
 from gateway.accountbook import SharedBook
 from gateway.control import Channel, Order
-from gateway.listening import address_of, bind_again, bind_all, raise_file_limit
+from gateway.listening import address_of, bind, bind_again, bind_all, raise_file_limit
 from gateway.logs import LineWriter, configure
 from gateway.metricfiles import VARIABLE, forget_worker, reserve
 from gateway.settings import Settings, SettingsError
+from gateway.silence import HANG_S, LOOK_S, Silence, look_at
 from gateway.workers import Worker, restart_delay_s
 
 logger = logging.getLogger("gateway")
 
 START_S = 60.0
 PING_S = 1.0
-HANG_S = 30.0
 TELL_S = 2.0  # for an answer to what all are asked
 STEADY_S = 10.0  # a worker that lived so long did not die of its start
 FAILED_STARTS = 3  # of one worker in a row, while no other serves: then the whole gateway ends
@@ -54,12 +56,13 @@ class _Slot:
     """One worker's place."""
 
     number: int
-    sockets: list[socket.socket]  # public, admin; none while they are given up
+    public: socket.socket | None  # none while it is given up
     process: asyncio.subprocess.Process | None = None
     channel: Channel | None = None
     hello: asyncio.Event = field(default_factory=asyncio.Event)
     deaths: int = 0  # in a row, each soon after a start
     failed_starts: int = 0
+    silent: bool = False  # it owes an answer for longer than a loop that runs takes
 
     @property
     def serves(self) -> bool:
@@ -69,15 +72,19 @@ class _Slot:
 class Supervisor:
     """`run` is all of it."""
 
-    def __init__(self, settings: Settings, directory: Path, slots: list[_Slot], book: SharedBook) -> None:
+    def __init__(
+        self, settings: Settings, directory: Path, slots: list[_Slot], admin: socket.socket, book: SharedBook
+    ) -> None:
         self._settings = settings
         self._directory = directory
         self._slots = slots
+        self._admin = admin
         self._book = book
         self._since_s = time.time()
         self._drained: set[str] = set()
         self._stopping = asyncio.Event()
         self._gave_up = asyncio.Event()
+        self._kills = 0  # of stuck workers
 
     async def run(self) -> int:
         """Exit code."""
@@ -89,8 +96,8 @@ class Supervisor:
             for slots in (self._slots[:1], self._slots[1:]):
                 if not await self._first_start(slots, keepers):
                     return 0 if self._stopping.is_set() else 1
-            public, admin = self._slots[0].sockets
-            fields = {"public": address_of(public), "admin": address_of(admin), "workers": len(self._slots)}
+            public = next(slot.public for slot in self._slots if slot.public is not None)
+            fields = {"public": address_of(public), "admin": address_of(self._admin), "workers": len(self._slots)}
             logger.info("serving", extra={"fields": fields})
             ends = [asyncio.ensure_future(event.wait()) for event in (self._stopping, self._gave_up)]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -123,7 +130,7 @@ class Supervisor:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                self._take_up_sockets(slot)
+                slot.public = slot.public or self._take_up_socket()
                 self._strike_out(slot)
                 why, served = await self._live(slot)
             except OSError as error:  # no process or descriptor to be had now
@@ -131,7 +138,7 @@ class Supervisor:
             with contextlib.suppress(OSError):  # else before the next start
                 self._strike_out(slot)
             if self._stopping.is_set() or self._gave_up.is_set():
-                self._give_up_sockets(slot)  # who comes now is told by those that still end their streams
+                self._give_up_socket(slot)  # who comes now is told by those that still end their streams
                 return
             if first and not served:
                 if why != "exit code 1":  # then it has told why
@@ -148,15 +155,15 @@ class Supervisor:
                 self._gave_up.set()
                 return
             if delay_s or not served:
-                self._give_up_sockets(slot)
+                self._give_up_socket(slot)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
 
     async def _live(self, slot: _Slot) -> tuple[str, bool]:
         """One worker from its start to its end: what it died of, and whether it had served."""
+        assert slot.public is not None
         ours, its = socket.socketpair()
-        public, admin = slot.sockets
-        descriptors = {"public": public.fileno(), "admin": admin.fileno(), "control": its.fileno()}
+        descriptors = {"public": slot.public.fileno(), "admin": self._admin.fileno(), "control": its.fileno()}
         post = {"number": slot.number, "of": len(self._slots), **descriptors, "directory": str(self._directory)}
         post |= {"parent": os.getpid(), "since_s": self._since_s}
         with its:
@@ -177,6 +184,7 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
             served = slot.serves
             slot.hello.clear()
+            slot.silent = False
             slot.process = slot.channel = None
         return (f"exit code {code}" if code >= 0 else signal.Signals(-code).name), served
 
@@ -185,31 +193,44 @@ class Supervisor:
         try:
             await asyncio.wait_for(slot.hello.wait(), START_S)
             # There is no event to wait for: silence is the event.
-            while await channel.ask("alive", HANG_S):  # noqa: ASYNC110
+            while (why := await self._owes_an_answer(slot, channel, process.pid)) is None:  # noqa: ASYNC110
                 await asyncio.sleep(PING_S)
             if channel.closed:
                 return  # it ended, or is about to
-            why = f"no answer for {HANG_S:g} s"
         except TimeoutError:
             why = f"not serving after {START_S:g} s"
         logger.error("a worker is killed", extra={"fields": {"worker": slot.number, "why": why}})
+        self._kills += 1
         _signal(process, signal.SIGKILL)
+
+    async def _owes_an_answer(self, slot: _Slot, channel: Channel, pid: int) -> str | None:
+        """Ask whether it is alive. None once it says so; else why it won't."""
+        answer = asyncio.create_task(channel.ask("alive", 2 * HANG_S))
+        silence, kills = Silence(), self._kills
+        try:
+            while not (await asyncio.wait([answer], timeout=LOOK_S))[0]:
+                slot.silent = True
+                if kills != self._kills:  # it may have waited for that one
+                    silence, kills = Silence(), self._kills
+                if (why := silence.verdict(look_at(pid))) is not None:
+                    return why
+            return None if answer.result() else "it ended"
+        finally:
+            slot.silent = False
+            answer.cancel()
 
     def _strike_out(self, slot: _Slot) -> None:
         self._book.strike_out(slot.number)
         forget_worker(self._directory / "metrics", slot.number)
 
-    def _give_up_sockets(self, slot: _Slot) -> None:
+    def _give_up_socket(self, slot: _Slot) -> None:
         """Only while another one keeps the port."""
-        if any(other.sockets for other in self._slots if other is not slot):
-            for sock in slot.sockets:
-                sock.close()
-            slot.sockets = []
+        if slot.public is not None and any(other.public for other in self._slots if other is not slot):
+            slot.public.close()
+            slot.public = None
 
-    def _take_up_sockets(self, slot: _Slot) -> None:
-        if not slot.sockets:
-            holder = next(other for other in self._slots if other.sockets)
-            slot.sockets = [bind_again(sock) for sock in holder.sockets]
+    def _take_up_socket(self) -> socket.socket:
+        return bind_again(next(other.public for other in self._slots if other.public is not None))
 
     # -- what workers ask ----------------------------------------------------------------------------------------------
 
@@ -224,8 +245,13 @@ class Supervisor:
             (self._drained.add if wish["on"] else self._drained.discard)(wish["replica"])
         others = [other for other in self._slots if other is not slot and other.serves]
         fields = {name: value for name, value in wish.items() if name != "what"}
+        # A silent one is told, too, but a page of metrics must not wait for it.
         answers = await asyncio.gather(
-            *(other.channel.ask(wish["what"], TELL_S, **fields) for other in others if other.channel is not None)
+            *(
+                other.channel.ask(wish["what"], 0 if other.silent else TELL_S, **fields)
+                for other in others
+                if other.channel is not None
+            )
         )
         return {str(other.number): answer for other, answer in zip(others, answers, strict=True)}
 
@@ -265,7 +291,7 @@ def run(settings: Settings) -> int:
     raise_file_limit()
     count = settings.workers
     publics = bind_all(settings.listen, "listen", count)
-    admins = bind_all(settings.admin_listen, "admin_listen", count)
+    admin = bind(settings.admin_listen, "admin_listen")
     log: LineWriter | None = None
     with shared_directory() as directory:
         with _told_of(directory):
@@ -277,10 +303,10 @@ def run(settings: Settings) -> int:
             (directory / "settings.json").write_text(json.dumps(told), encoding="utf-8")
             turn = os.open(directory / "log.turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             book = SharedBook(directory / "accounts", Worker(1, count))
-        slots = [_Slot(i + 1, [publics[i], admins[i]]) for i in range(count)]
+        slots = [_Slot(i + 1, publics[i]) for i in range(count)]
         try:
             log = configure(settings.logs.level, turn)
-            return asyncio.run(Supervisor(settings, directory, slots, book).run())
+            return asyncio.run(Supervisor(settings, directory, slots, admin, book).run())
         finally:
             book.close()
             if log is not None:

@@ -1,0 +1,116 @@
+"""A worker that falls silent costs its own requests and nobody else's: it is found out and replaced."""
+
+import asyncio
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.fakes.engine import FakeEngine
+from tests.wire.conftest import until
+from tests.wire.test_security import keys_file, with_key
+from tests.wire.test_workers import ADMIN, Pair, pair
+
+# What a worker can be made to do: an interpreter imports this before anything else.
+FAULTS = """
+import fcntl, json, os, signal, sys, time
+
+def spin(*_):
+    while True:
+        pass
+
+def sleep(*_):
+    time.sleep(3600)
+
+def stop_with_the_lock(*_):
+    book = os.open(json.loads(sys.argv[1])["directory"] + "/accounts", os.O_RDWR)
+    fcntl.lockf(book, fcntl.LOCK_EX)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+signal.signal(signal.SIGUSR1, spin)
+signal.signal(signal.SIGUSR2, sleep)
+signal.signal(signal.SIGHUP, stop_with_the_lock)
+"""
+# The rule's proportions, five times as quick.
+QUICK = """
+import gateway.silence as s
+s.LOOK_S, s.SPIN_CPU_S, s.HANG_S = 0.1, 0.5, 6
+from gateway.__main__ import main
+main([])
+"""
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    (tmp_path / "sitecustomize.py").write_text(FAULTS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    return {"program": ("-c", QUICK)}
+
+
+def killed(up: Pair) -> list[tuple[int, str]]:
+    told = [line for line in up.process.lines if line["event"] == "a worker is killed"]
+    return [(line["worker"], line["why"].split(",")[0].split(" for ")[0]) for line in told]
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [(signal.SIGSTOP, "stopped"), (signal.SIGUSR2, "stuck"), (signal.SIGUSR1, "busy with one thing")],
+)
+async def test_whatever_silences_a_worker_nobody_waits_for_it_long_and_metrics_hardly(
+    engine: FakeEngine, tmp_path: Path, quick: dict[str, Any], fault: signal.Signals, why: str
+) -> None:
+    async with pair(engine, tmp_path, **quick) as up:
+        before = up.pids()
+        psutil.Process(before[1]).send_signal(fault)
+        asks = [asyncio.create_task(up.ask("GET", "/healthz")) for _ in range(12)]
+        asks += [asyncio.create_task(up.chat()) for _ in range(12)]
+        while not killed(up):
+            began = time.monotonic()
+            assert await up.metric("gateway_setting", name="workers") == 2
+            assert time.monotonic() - began < 2.5, "a scrape waited for longer than an answer may take"
+        assert {answer.status_code for answer in await asyncio.gather(*asks)} == {200}
+        await until(lambda: up.pids()[1] != before[1])
+        assert killed(up) == [(1, why)]
+        assert up.pids()[2] == before[2]
+
+
+async def test_a_status_names_the_silent_worker_and_does_not_wait_for_it(engine: FakeEngine, tmp_path: Path) -> None:
+    async with pair(engine, tmp_path) as up:
+        victim = psutil.Process(up.pids()[2])
+        victim.suspend()
+
+        async def at_once() -> bool:
+            began = time.monotonic()
+            rows = (await up.status())["workers"]
+            assert [row["worker"] for row in rows if not row["ready"]] == [2]
+            return time.monotonic() - began < 0.5
+
+        await until(at_once)
+        victim.resume()
+
+
+async def test_a_worker_stopped_with_the_accounts_lock_does_not_take_those_along_that_wait_for_it(
+    engine: FakeEngine, tmp_path: Path, quick: dict[str, Any]
+) -> None:
+    auth = {"auth__disabled": "false", "auth__keys_file": keys_file(tmp_path / "keys.json", few={"concurrent": 100})}
+    async with pair(engine, tmp_path, **quick, **auth) as up:
+        before = up.pids()
+        psutil.Process(before[1]).send_signal(signal.SIGHUP)
+        asks = [up.chat(headers=with_key("few")) for _ in range(12)]
+        assert {answer.status_code for answer in await asyncio.gather(*asks)} == {200}
+        assert killed(up) == [(1, "stopped")]
+        assert up.pids()[2] == before[2]
+
+
+async def test_one_connection_to_the_admin_address_is_one_answer_so_the_next_may_come_from_another_worker(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    async with pair(engine, tmp_path) as up:
+        answer = await up.ask("GET", "/status", admin=True, headers=ADMIN)
+        assert answer.headers["connection"] == "close"
+        assert json.loads(answer.content)["worker"] in ("1 of 2", "2 of 2")
+        assert "connection" not in (await up.ask("GET", "/healthz")).headers
