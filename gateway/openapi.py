@@ -7,10 +7,9 @@ and answers are open objects; what vLLM makes of them stands in its own document
 from typing import Any
 
 from gateway import __version__
-from gateway.protocol import MOST_INTEGER, REFUSED_FIELDS, Kind
+from gateway.fields import Media, Schema, media_schemas, refused_schemas
+from gateway.protocol import INTEGERS, MOST_TOKEN_ID, Kind
 from gateway.settings import Settings
-
-Schema = dict[str, Any]
 
 _FAILURES = {
     "400": "The request can't be served as asked; `error.param` names the field.",
@@ -29,7 +28,6 @@ _FAILURES = {
     "504": "The engine took longer than the request's deadline.",
 }
 _READ_FAILURES = ("401", "404", "405", "431", "503")
-_INTEGER_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _TITLES = {
     Kind.CHAT: "A chat",
     Kind.COMPLETIONS: "Completions of one prompt or several",
@@ -90,50 +88,46 @@ def _answer(text: str, schema: str) -> dict[str, Any]:
 
 
 def _request(kind: Kind, settings: Settings) -> Schema:
-    limits = settings.limits
+    limits, policy = settings.limits, settings.policy
     fields: dict[str, Schema] = {
         "model": {"type": "string", "minLength": 1},
         "stream": {"type": ["boolean", "null"]},
         "stream_options": {"type": ["object", "null"]},
-        "n": _integer(1, limits.max_n),
-        "logprobs": {"anyOf": [{"type": "boolean"}, _integer(0, limits.max_logprobs)]},
-        "top_logprobs": {"anyOf": [{"type": "boolean"}, _integer(0, limits.max_logprobs)]},
-        "prompt_logprobs": {"anyOf": [{"type": "boolean"}, _integer(-1, limits.max_logprobs)]},
+        **{name: rule.schema(limits) for name, rule in INTEGERS[kind].items()},
+        **refused_schemas(policy),
+        **media_schemas(policy),
     }
-    if kind is not Kind.EMBEDDINGS:
-        least = 0 if kind is Kind.COMPLETIONS else 1
-        fields |= {name: _integer(least, limits.max_answer_tokens or MOST_INTEGER) for name in _INTEGER_LIMITS}
-    refused = [*REFUSED_FIELDS]
-    refused += [] if settings.policy.allow_truncation else ["truncate_prompt_tokens"]
-    refused += [] if settings.policy.allow_chat_template else ["chat_template"]
-    fields |= {name: {"type": "null", "description": "Clients can't set it here."} for name in refused}
-    name, schema = _prompt(kind, limits.max_prompts)
-    body: Schema = {"type": "object", "properties": {**fields, name: schema}, "required": ["model"]}
-    if kind is Kind.EMBEDDINGS:  # engines embed a chat as well
-        chat = {"properties": {"messages": _MESSAGES}, "required": ["messages"]}
-        return {**body, "anyOf": [{"required": [name]}, chat]}
-    return {**body, "required": ["model", name]}
+    prompts = _prompts(kind, limits.max_prompts)
+    for name, schema in prompts.items():
+        fields[name] = {**fields.get(name, {}), **schema}
+    body: Schema = {"type": "object", "properties": fields, "required": ["model"]}
+    if len(prompts) == 1:
+        return {**body, "required": ["model", *prompts]}
+    given = {"not": {"type": "null"}}
+    return {**body, "anyOf": [{"properties": {name: given}, "required": [name]} for name in prompts]}
 
 
-def _prompt(kind: Kind, most: int) -> tuple[str, Schema]:
+def _prompts(kind: Kind, most: int) -> dict[str, Schema]:
+    """The fields of which one has to be there, and what may stand in each."""
     if kind in (Kind.CHAT, Kind.MESSAGES):
-        return "messages", _MESSAGES
+        return {"messages": _MESSAGES}
     if kind is Kind.RESPONSES:
-        return "input", {"type": ["string", "array"]}
-    ids = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}}
+        return {"input": {"type": ["string", "array"]}}
+    ids = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": MOST_TOKEN_ID}}
     several = {"type": "array", "minItems": 1, "maxItems": most}
-    several_kinds = [{**several, "items": {"type": "string"}}, {**several, "items": ids}]
-    return "prompt" if kind is Kind.COMPLETIONS else "input", {"anyOf": [{"type": "string"}, ids, *several_kinds]}
-
-
-def _integer(least: int, most: int) -> Schema:
-    return {"type": ["integer", "null"], "minimum": least, "maximum": most}
+    forms: list[Schema] = [{"type": "string"}, ids, {**several, "items": _TEXT}, {**several, "items": ids}]
+    if kind is Kind.COMPLETIONS:
+        return {"prompt": {"anyOf": forms}}
+    # Engines embed a chat as well.
+    return {"input": {"anyOf": [*forms, _NULL]}, "messages": {**_MESSAGES, "type": ["array", "null"]}}
 
 
 _TEXT: Schema = {"type": "string"}
+_NULL: Schema = {"type": "null"}
 _MESSAGES: Schema = {"type": "array", "minItems": 1, "items": {"type": "object"}}
 _NO_TEXT: Schema = {"type": ["string", "null"]}
 _SCHEMAS: dict[str, Schema] = {
+    **Media.SCHEMAS,
     "Answer": {"type": "object"},
     "Event": {"type": "object", "properties": {"event": _TEXT, "data": _TEXT}, "required": ["data"]},
     "Status": {"type": "object", "properties": {"status": _TEXT, "reason": _TEXT}, "required": ["status"]},

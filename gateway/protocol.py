@@ -5,6 +5,7 @@ own spelling of everything else survives even then.
 """
 
 import enum
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,9 +15,8 @@ import orjson
 
 from gateway import splice
 from gateway.errors import BadRequestError, NotFoundError
+from gateway.fields import Document, Whole, refuse, whole
 from gateway.settings import Limits, Policy
-
-Document = dict[str, Any]
 
 
 class Kind(enum.Enum):
@@ -35,7 +35,6 @@ class Kind(enum.Enum):
 
 HOT_ROUTES: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 
-MOST_INTEGER = 2**31 - 1
 NAMED_MODELS = 20  # in the refusal of an unknown one
 # The one field of each dialect that its engine route reads; chat has two, the newer one first.
 _ANSWER_LIMITS = {
@@ -47,26 +46,21 @@ _ANSWER_LIMITS = {
 }
 # vLLM's own default when a completion names no max_tokens (OpenAI's too).
 COMPLETION_DEFAULT_MAX_TOKENS = 16
-# Content parts without media, in all served dialects. Every other type is refused: new ways to make an engine fetch
-# appear with new versions, new kinds of text hardly ever.
-_TEXT_PARTS = frozenset({
-    "text", "input_text", "output_text", "refusal", "thinking", "redacted_thinking", "reasoning_text", "summary_text",
-    "tool_use", "tool_result", "tool_reference", "tool_addition", "tool_removal",
-})  # fmt: skip
-# Engines take a part without a type, or a whole message, for media where one of these stands in it.
-_MEDIA_KEYS = frozenset({
-    "image_url", "input_image", "image", "image_pil", "image_embeds", "audio_url", "input_audio", "audio",
-    "audio_embeds", "video_url", "video", "video_embeds", "file", "file_url", "input_file", "file_data", "source",
-    "prompt_embeds",
-})  # fmt: skip
-REFUSED_FIELDS = {
-    "cache_salt": "the gateway sets it for the key's group",
-    "priority": "the gateway sets it from the key",
-    "kv_transfer_params": "it addresses other engines",
-    "ec_transfer_params": "it addresses other engines",
-    "request_id": "send the X-Request-Id header instead",
-    "prompt_embeds": "raw tensors are not accepted",
+_COUNTS = {
+    "n": Whole(1, "max_n"),
+    "logprobs": Whole(0, "max_logprobs", or_boolean=True),
+    "top_logprobs": Whole(0, "max_logprobs", or_boolean=True),
+    "prompt_logprobs": Whole(-1, "max_logprobs", or_boolean=True),
 }
+_LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+# Every whole number the gateway reads of a request. A completion of no tokens echoes its prompt.
+INTEGERS: Mapping[Kind, Mapping[str, Whole]] = {
+    kind: _COUNTS
+    if kind is Kind.EMBEDDINGS
+    else {**_COUNTS, **dict.fromkeys(_LENGTHS, Whole(0 if kind is Kind.COMPLETIONS else 1, "max_answer_tokens"))}
+    for kind in Kind
+}
+MOST_TOKEN_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +97,21 @@ def parse(kind: Kind, body: bytes, limits: Limits, policy: Policy) -> Envelope:
     """Read one body. Raises BadRequestError naming the field for whatever could not be served as asked."""
     _bound(body, limits)
     document = _object(body, limits.max_depth)
-    _refuse(document, policy)
+    refuse(document, policy)
     model = document.get("model")
     if not isinstance(model, str) or not model:
         raise BadRequestError("you must name a model (GET /v1/models lists them)", param="model", code="missing_model")
     stream = _boolean(document, "stream")
-    n = _integer(document, "n", 1, limits.max_n) or 1
-    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
-        if not isinstance(document.get(name), bool):
-            _integer(document, name, -1 if name == "prompt_logprobs" else 0, limits.max_logprobs)
-    max_tokens = _max_tokens(kind, document, limits)
-    size = _prompt_size(kind, document, limits)
+    numbers = {name: rule.check(document, name, limits) for name, rule in INTEGERS[kind].items() if name in document}
+    max_tokens = _max_tokens(kind, document, numbers)
+    size, ids = _prompt_size(kind, document, limits)
+    if ids is not None:
+        document, body = {**document, **ids}, splice.set_members(body, ids)
     options = document.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise BadRequestError("stream_options must be an object", param="stream_options")
     wants_usage = stream and isinstance(options, dict) and options.get("include_usage") is True
-    return Envelope(kind, body, document, model, stream, wants_usage, n, max_tokens, size)
+    return Envelope(kind, body, document, model, stream, wants_usage, numbers.get("n") or 1, max_tokens, size)
 
 
 def with_fields(envelope: Envelope, fields: Mapping[str, Any]) -> bytes:
@@ -179,60 +172,6 @@ def _deeper_than(document: Document, max_depth: int) -> bool:
     return True
 
 
-_SUSPECT = frozenset({*REFUSED_FIELDS, "truncate_prompt_tokens", "chat_template", "chat_template_kwargs"})
-
-
-def _refuse(document: Document, policy: Policy) -> None:
-    if not _SUSPECT.isdisjoint(document):
-        _refuse_fields(document, policy)
-    if not policy.allow_media_urls:
-        for name in ("messages", "input", "system"):
-            value = document.get(name)
-            if isinstance(value, (list, dict)) and _holds_media(value):
-                raise BadRequestError(
-                    "media parts are refused here: the engine would fetch the address they name",
-                    param=name,
-                    code="unsupported_parameter",
-                )
-
-
-def _refuse_fields(document: Document, policy: Policy) -> None:
-    for name, reason in REFUSED_FIELDS.items():
-        if document.get(name) is not None:
-            raise BadRequestError(f"{name} can't be set by clients: {reason}", param=name, code="unsupported_parameter")
-    if not policy.allow_truncation and document.get("truncate_prompt_tokens") is not None:
-        raise BadRequestError(
-            "truncate_prompt_tokens is refused here: a silently shortened prompt changes the question",
-            param="truncate_prompt_tokens",
-            code="unsupported_parameter",
-        )
-    if not policy.allow_chat_template:
-        kwargs = document.get("chat_template_kwargs")
-        if document.get("chat_template") is not None or (isinstance(kwargs, dict) and "chat_template" in kwargs):
-            raise BadRequestError(
-                "client chat templates are refused here: a template is code that runs in the engine",
-                param="chat_template",
-                code="unsupported_parameter",
-            )
-
-
-def _holds_media(messages: Any) -> bool:
-    """Whether a message, or a part below it at any depth, is anything but text."""
-    todo = [(item, False) for item in (messages if isinstance(messages, list) else [messages])]
-    while todo:
-        item, is_part = todo.pop()
-        if not isinstance(item, dict):
-            continue
-        if any(item.get(key) is not None for key in item.keys() & _MEDIA_KEYS):
-            return True
-        kind = item.get("type")
-        if is_part and kind is not None and not (isinstance(kind, str) and kind in _TEXT_PARTS):
-            return True
-        for inner in (item.get("content"), item.get("output")):
-            todo += [(part, True) for part in (inner if isinstance(inner, list) else [inner])]
-    return False
-
-
 def _boolean(document: Document, name: str) -> bool:
     value = document.get(name)
     if value is None or isinstance(value, bool):
@@ -240,81 +179,83 @@ def _boolean(document: Document, name: str) -> bool:
     raise BadRequestError(f"{name} must be true or false", param=name)
 
 
-def _integer(document: Document, name: str, least: int, most: int | None) -> int | None:
-    value = document.get(name)
-    if value is None:
-        return None
-    if isinstance(value, float) and value.is_integer():  # 1.0 is what some JSON writers make of 1
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BadRequestError(f"{name} must be a whole number", param=name)
-    most = MOST_INTEGER if most is None else most
-    if value < least:
-        raise BadRequestError(f"{name} must be at least {least}, found {value}", param=name)
-    if value > most:
-        raise BadRequestError(f"{name} may be at most {most} here, found {value}", param=name)
-    return value
-
-
-def _max_tokens(kind: Kind, document: Document, limits: Limits) -> int | None:
+def _max_tokens(kind: Kind, document: Document, numbers: Mapping[str, int | None]) -> int | None:
     if kind is Kind.EMBEDDINGS:
         return 0
-    values = {
-        name: _integer(document, name, 0 if kind is Kind.COMPLETIONS else 1, limits.max_answer_tokens)
-        for name in ("max_completion_tokens", "max_tokens", "max_output_tokens")
-    }
-    given = next((values[name] for name in _ANSWER_LIMITS[kind] if values[name] is not None), None)
+    given = next((value for name in _ANSWER_LIMITS[kind] if (value := numbers.get(name)) is not None), None)
     if given is None and kind is Kind.COMPLETIONS and "max_tokens" not in document:
         return COMPLETION_DEFAULT_MAX_TOKENS
     return given
 
 
-def _prompt_size(kind: Kind, document: Document, limits: Limits) -> PromptSize:
-    if kind in (Kind.COMPLETIONS, Kind.EMBEDDINGS):
-        name = "prompt" if kind is Kind.COMPLETIONS else "input"
-        if kind is Kind.EMBEDDINGS and document.get("messages") is not None:
-            return _text_size(document["messages"])
-        return _prompt_list(document.get(name), name, limits)
-    required = "input" if kind is Kind.RESPONSES else "messages"
-    value = document.get(required)
-    if value is None:
-        raise BadRequestError(f"{required} is missing", param=required)
-    if required == "messages" and not (
-        isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
-    ):
-        raise BadRequestError("messages must be a non-empty list of objects", param="messages")
-    size = _text_size(value)
+def _prompt_size(kind: Kind, document: Document, limits: Limits) -> tuple[PromptSize, Document | None]:
+    """Also the prompt's field as it has to be sent on, where that is not how the client wrote it."""
+    if kind is Kind.COMPLETIONS:
+        return _prompt_list(document, "prompt", limits)
+    if kind is Kind.EMBEDDINGS:
+        if document.get("messages") is None:
+            return _prompt_list(document, "input", limits)
+        size, ids = PromptSize(), None  # engines embed a chat as well; which of the two they take is theirs
+        if document.get("input") is not None:
+            size, ids = _prompt_list(document, "input", limits)
+        return _messages_size(document) + size, ids
+    size = _input_size(document) if kind is Kind.RESPONSES else _messages_size(document)
     for key in ("tools", "system", "instructions"):
         if key in document:
             size += _text_size(document[key])
-    return size
+    return size, None
 
 
-def _prompt_list(value: Any, name: str, limits: Limits) -> PromptSize:
+def _messages_size(document: Document) -> PromptSize:
+    value = document.get("messages")
+    if value is None:
+        raise BadRequestError("messages is missing", param="messages")
+    if not (isinstance(value, list) and value and all(isinstance(item, dict) for item in value)):
+        raise BadRequestError("messages must be a non-empty list of objects", param="messages")
+    return _text_size(value)
+
+
+def _input_size(document: Document) -> PromptSize:
+    value = document.get("input")
+    if value is None:
+        raise BadRequestError("input is missing", param="input")
+    if not isinstance(value, str | list):
+        raise BadRequestError("input must be a string or a list", param="input")
+    return _text_size(value)
+
+
+def _prompt_list(document: Document, name: str, limits: Limits) -> tuple[PromptSize, Document | None]:
     """Sizes of a string, a list of strings, a list of token ids or a list of such lists; anything else is refused."""
+    value = document.get(name)
     if isinstance(value, str):
-        return _text_size(value)
+        return _text_size(value), None
     if not isinstance(value, list) or not value:
         raise BadRequestError(f"{name} must be a string, a list of strings, or token ids", param=name)
-    if all(type(item) is int for item in value):
-        _check_ids(value, name)
-        return PromptSize(ids=len(value))
+    if (ids := _token_ids(value, name)) is not None:
+        return PromptSize(ids=len(ids)), None if ids is value else {name: ids}
     if len(value) > limits.max_prompts:
         raise BadRequestError(
             f"{name} may hold at most {limits.max_prompts} entries here, found {len(value)}", param=name
         )
     if all(isinstance(item, str) for item in value):
-        return replace(_text_size(value), prompts=len(value))
-    if all(isinstance(item, list) and item and all(type(token) is int for token in item) for item in value):
-        for item in value:
-            _check_ids(item, name)
-        return PromptSize(prompts=len(value), ids=sum(map(len, value)))
+        return replace(_text_size(value), prompts=len(value)), None
+    lists = [ids for item in value if isinstance(item, list) and item and (ids := _token_ids(item, name))]
+    if len(lists) == len(value):
+        size = PromptSize(prompts=len(value), ids=sum(map(len, lists)))
+        return size, None if all(map(operator.is_, lists, value)) else {name: lists}
     raise BadRequestError(f"{name} must be a string, a list of strings, or token ids, not a mixture", param=name)
 
 
-def _check_ids(ids: list[int], name: str) -> None:
-    if min(ids) < 0 or max(ids) >= 1 << 31:
+def _token_ids(items: list[Any], name: str) -> list[int] | None:
+    """The items themselves where they are token ids, as whole numbers where some are written 1.0; None where not."""
+    ids: list[int] = items
+    if not all(type(item) is int for item in items):
+        ids = [number for item in items if (number := whole(item)) is not None]
+        if len(ids) < len(items):
+            return None
+    if min(ids) < 0 or max(ids) > MOST_TOKEN_ID:
         raise BadRequestError(f"{name} holds a token id outside the vocabulary", param=name)
+    return ids
 
 
 def _text_size(value: Any) -> PromptSize:
