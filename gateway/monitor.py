@@ -1,23 +1,38 @@
 """Looks at one replica every interval: health, figures, models, and now and then a token.
 
 What it finds goes into the replica's fields; changes of state go through its owner (`Board`), who tells the others.
+Engines are not trusted to be brief: every answer is bounded in size, in time and, where it is a list, in length.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import httpx
 
 from gateway.engine_metrics import EngineFigures, read_engine_metrics
 from gateway.progress import ForwardProgress, Sample
-from gateway.replica import Replica, State, served_models
+from gateway.replica import MOST_MODELS, Replica, State, served_models
 from gateway.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 MODELS_LOOKS = 10  # looks between two readings of a ready engine's models: adapters come and go while it runs
+MOST_BYTES = 8 * 1024 * 1024  # of one answer. A page of metrics has some 100 kB, a list of MOST_MODELS some 500
+
+
+class AnswerTooLargeError(httpx.HTTPError):
+    """An engine goes on answering beyond MOST_BYTES."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An engine's answer, whole."""
+
+    status: int
+    body: bytes
 
 
 class Board(Protocol):
@@ -51,6 +66,7 @@ class Monitor:
         self._settings = settings
         self._client = client
         self._clock = clock
+        self._told = ""  # why its models could not be read again
 
     async def run(self) -> None:
         """Until the replica is listed no more and nothing of ours is left there, or until cancelled."""
@@ -79,7 +95,7 @@ class Monitor:
     async def _look(self) -> None:
         replica = self._replica
         try:
-            health = await self._client.get(f"{replica.url}/health")
+            health = await self._get("/health")
         except httpx.TimeoutException:
             # A busy engine, or a busy gateway, answers late now and then; a dead one refuses. Hence patience.
             replica.missed_looks += 1
@@ -91,8 +107,8 @@ class Monitor:
             self._set(State.DOWN, f"{type(error).__name__} at its health check")
             return
         replica.missed_looks = 0
-        if health.status_code != 200:
-            self._set(State.DOWN, f"its /health says {health.status_code}")
+        if health.status != 200:
+            self._set(State.DOWN, f"its /health says {health.status}")
             return
         if replica.state is State.DOWN:
             replica.progress = ForwardProgress(self._settings.timeouts.stall_s)
@@ -100,7 +116,7 @@ class Monitor:
         await self._read_metrics()
         replica.looks += 1
         if replica.state in (State.READY, State.DRAINING) and replica.looks >= MODELS_LOOKS:
-            await self._read_models()  # where that fails, the list we have stands
+            self._tell_of_models(await self._read_models())
         if replica.state is State.WARMING:
             obstacle = await self._read_models() or await self._warm_up()
             if obstacle:
@@ -118,10 +134,10 @@ class Monitor:
         """Figures where the page has them. A page that can't be had or read is no fault: probes tell the rest."""
         replica = self._replica
         try:
-            page = await self._client.get(f"{replica.url}/metrics")
+            page = await self._get("/metrics")
         except httpx.HTTPError:
             return
-        replica.page = page.text if page.status_code == 200 else ""
+        replica.page = page.body.decode(errors="replace") if page.status == 200 else ""
         figures = read_engine_metrics(replica.page)
         self._notice_restart(figures)
         replica.block_size = figures.block_size or replica.block_size
@@ -146,18 +162,29 @@ class Monitor:
         replica = self._replica
         replica.looks = 0
         try:
-            answer = await self._client.get(f"{replica.url}/v1/models")
+            answer = await self._get("/v1/models")
+        except AnswerTooLargeError:
+            return f"its /v1/models has more than {MOST_BYTES} bytes"
         except httpx.HTTPError as error:
             return f"{type(error).__name__} at its /v1/models"
-        if answer.status_code in (401, 403):
+        if answer.status in (401, 403):
             return "it refuses the gateway's key (engine.api_key_file)"
-        models = served_models(answer.content) if answer.status_code == 200 else None
+        models = served_models(answer.body) if answer.status == 200 else None
         if not models:
-            return f"its /v1/models answered {answer.status_code} and no list of models: is it a vLLM server?"
+            return f"its /v1/models answered {answer.status} and no list of models: is it a vLLM server?"
+        if len(models) > MOST_MODELS:
+            return f"its /v1/models lists {len(models)} models; at most {MOST_MODELS} of one engine are served"
         if models != replica.models:
             replica.models = models
             self._board.learned()
         return None
+
+    def _tell_of_models(self, obstacle: str | None) -> None:
+        """Of an engine that serves: the list we have stands."""
+        if obstacle and obstacle != self._told:
+            fields = {"replica": self._replica.url, "reason": obstacle, "models": len(self._replica.models)}
+            logger.warning("models can't be read again, the last list stands", extra={"fields": fields})
+        self._told = obstacle or ""
 
     async def _warm_up(self) -> str | None:
         """Ask for a first token; what stood in the way of it, if anything."""
@@ -165,8 +192,8 @@ class Monitor:
             answer = await self._one_token()
         except httpx.HTTPError as error:
             return f"{type(error).__name__} at its first request"
-        if answer.status_code >= 500 or answer.status_code in (401, 403, 429):
-            return f"its first request was answered {answer.status_code}"
+        if answer.status >= 500 or answer.status in (401, 403, 429):
+            return f"its first request was answered {answer.status}"
         self._replica.progress.probe_answered(self._clock())
         return None
 
@@ -180,26 +207,45 @@ class Monitor:
         except httpx.HTTPError:
             watch.probe_failed()
             return
-        if answer.status_code < 500:
+        if answer.status < 500:
             watch.probe_answered(self._clock())
         else:
             watch.probe_failed()
 
-    async def _one_token(self) -> httpx.Response:
+    async def _one_token(self) -> Read:
         """The smallest request that takes a forward pass: one token, or for a pooling model one embedding."""
-        replica = self._replica
-        timeout = httpx.Timeout(self._settings.timeouts.stall_s, connect=self._settings.timeouts.connect_s)
-        model = next(iter(replica.models), "")
-        answer = await self._client.post(
-            f"{replica.url}/v1/completions",
-            json={"model": model, "prompt": "Hi", "max_tokens": 1, "temperature": 0},
-            timeout=timeout,
+        model = next(iter(self._replica.models), "")
+        answer = await self._post(
+            "/v1/completions", {"model": model, "prompt": "Hi", "max_tokens": 1, "temperature": 0}
         )
-        if answer.status_code in (400, 404, 405, 501):
-            answer = await self._client.post(
-                f"{replica.url}/v1/embeddings", json={"model": model, "input": "Hi"}, timeout=timeout
-            )
+        if answer.status in (400, 404, 405, 501):
+            answer = await self._post("/v1/embeddings", {"model": model, "input": "Hi"})
         return answer
+
+    async def _get(self, path: str) -> Read:
+        timeout_s = self._settings.health.timeout_s
+        return await self._ask("GET", path, 2 * timeout_s, timeout=timeout_s)
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Read:
+        timeouts = self._settings.timeouts
+        timeout = httpx.Timeout(timeouts.stall_s, connect=timeouts.connect_s)
+        return await self._ask("POST", path, timeouts.stall_s + timeouts.connect_s, json=body, timeout=timeout)
+
+    async def _ask(self, method: str, path: str, within_s: float, **options: Any) -> Read:
+        """Raises httpx.HTTPError; a TimeoutException also where an answer begins and does not end."""
+        try:
+            async with (
+                asyncio.timeout(within_s),
+                self._client.stream(method, self._replica.url + path, **options) as response,
+            ):
+                body = bytearray()
+                async for part in response.aiter_bytes():
+                    body += part
+                    if len(body) > MOST_BYTES:
+                        raise AnswerTooLargeError(f"more than {MOST_BYTES} bytes")
+                return Read(response.status_code, bytes(body))
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"no whole answer within {within_s:g} s") from None
 
     def _set_ready(self, reason: str) -> None:
         self._replica.was_ready = True

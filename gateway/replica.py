@@ -17,6 +17,9 @@ import orjson
 from gateway.breaker import Breaker
 from gateway.progress import ForwardProgress
 
+MOST_MODELS = 1000  # that one engine may serve, adapters included
+MOST_NAME_CHARS = 500  # of a model: names are metric labels, and stand in answers
+
 
 class State(enum.StrEnum):
     DOWN = enum.auto()
@@ -60,12 +63,15 @@ class Replica:
 
 
 def served_models(body: bytes) -> dict[str, int | None] | None:
-    """Model name -> max_model_len (tokens) from an engine's /v1/models; None where the body is no such list."""
+    """Model name -> max_model_len (tokens) from an engine's /v1/models; None where the body is no such list, or names
+    a model at more than MOST_NAME_CHARS."""
     try:
         listed = orjson.loads(body)["data"]
         models = {model["id"]: model.get("max_model_len") for model in listed}
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         return None
     if not all(isinstance(name, str) and isinstance(length, int | None) for name, length in models.items()):
+        return None
+    if any(len(name) > MOST_NAME_CHARS for name in models):
         return None
     return models

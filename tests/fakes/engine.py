@@ -17,7 +17,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import orjson
 from aiohttp import web
@@ -139,7 +139,7 @@ class FakeEngine:
         self.frozen = False
         self._thaw.set()
 
-    async def __aenter__(self) -> "FakeEngine":
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
