@@ -15,6 +15,7 @@ class Reply:
     retry_after: str | None = None
     usage: tuple[int, int] | None = None  # prompt and generation tokens
     cached_tokens: int | None = None  # of the prompt, where the engine tells
+    no_route: bool = False  # the engine has no such route, and says no more than that
 
 
 @dataclass(slots=True)

@@ -35,7 +35,16 @@ from gateway.merging import mergeable
 from gateway.metrics import Metrics
 from gateway.pools import Admissions
 from gateway.prefixes import Look, Prefixes, outcomes
-from gateway.protocol import HOT_ROUTES, Envelope, Kind, carries_grammar, parse, unknown_model, with_fields
+from gateway.protocol import (
+    HOT_ROUTES,
+    Envelope,
+    Kind,
+    carries_grammar,
+    parse,
+    route_not_served,
+    unknown_model,
+    with_fields,
+)
 from gateway.relay import StreamRelay, read_whole
 from gateway.replicas import Replica, Replicas
 from gateway.routing import affinity, choose
@@ -267,6 +276,9 @@ class Inference:
             raise UpstreamTimeoutError(f"the engine began no answer within {limit_s:g} s") from None
 
     async def _deliver(self, exchange: Exchange, reply: Reply, sink: Sink) -> None:
+        if reply.no_route:
+            kind = HOT_ROUTES[exchange.route]
+            raise route_not_served(exchange.model, kind, self._others_at(kind, exchange.model))
         if reply.status >= 500:
             exchange.failure = "engine_5xx"
         if reply.usage is not None:
@@ -285,6 +297,15 @@ class Inference:
             self._issued.require_own(reply, upstream_id)
             call.works = works(reply.status)
             return reply
+
+    def _others_at(self, kind: Kind, model: str) -> set[str]:
+        """Models, and names for them, whose engines do at this route what the one of `model` does not."""
+        embeds, served = kind is Kind.EMBEDDINGS, self._settings.aliases.get(model, model)
+        others = [
+            replica for replica in self._replicas.all if replica.embeds is embeds and served not in replica.models
+        ]
+        names = {name for replica in others for name in replica.models}
+        return names | {alias for alias, name in self._settings.aliases.items() if name in names}
 
     def _begun(self, replica: Replica, exchange: Exchange) -> bool:
         """Whether a trial's stream has brought a token, which is all that it was to show."""

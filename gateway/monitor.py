@@ -218,8 +218,11 @@ class Monitor:
         answer = await self._post(
             "/v1/completions", {"model": model, "prompt": "Hi", "max_tokens": 1, "temperature": 0}
         )
-        if answer.status in (400, 404, 405, 501):
+        embeds = answer.status in (400, 404, 405, 501)
+        if embeds:
             answer = await self._post("/v1/embeddings", {"model": model, "input": "Hi"})
+        if answer.status == 200:
+            self._replica.embeds = embeds
         return answer
 
     async def _get(self, path: str) -> Read:

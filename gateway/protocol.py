@@ -7,7 +7,7 @@ own spelling of everything else survives even then.
 import enum
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -285,13 +285,24 @@ def route(method: str, path: str) -> Kind | None:
     return HOT_ROUTES.get(path) if method == "POST" else None
 
 
+def route_not_served(model: str, kind: Kind, others: Iterable[str]) -> NotFoundError:
+    """The engine of `model` has no such route: a chat model embeds nothing, an embedding model says nothing."""
+    those = f"these are: {_some(names)}" if (names := sorted(others)) else "no model here is"
+    return NotFoundError(
+        f"the model {model[:200]!r} is not served at {kind.value}; {those}", param="model", code="route_not_served"
+    )
+
+
 def unknown_model(model: str, known: Iterable[str]) -> NotFoundError:
     """Names a few of those there are: the mistake is mostly one of spelling."""
-    names = sorted(known)
-    told = ", ".join(name[:100] for name in names[:NAMED_MODELS])
-    more = f" and {len(names) - NAMED_MODELS} more (GET /v1/models lists them)" if len(names) > NAMED_MODELS else ""
     return NotFoundError(
-        f"the model {model[:200]!r} does not exist here; these do: {told}{more}",
+        f"the model {model[:200]!r} does not exist here; these do: {_some(sorted(known))}",
         param="model",
         code="model_not_found",
     )
+
+
+def _some(names: Sequence[str]) -> str:
+    told = ", ".join(name[:100] for name in names[:NAMED_MODELS])
+    more = f" and {len(names) - NAMED_MODELS} more (GET /v1/models lists them)" if len(names) > NAMED_MODELS else ""
+    return told + more

@@ -53,12 +53,20 @@ async def read_whole(answer: Answer, kind: Kind) -> Reply:
     if answer.status in (401, 403):
         raise UpstreamFailedError("the engine refused the gateway's own key")
     retry_after = answer.retry_after or ("1" if answer.status in (429, 503) else None)
-    return Reply(answer.status, _error(answer.status, document, body, kind), retry_after=retry_after)
+    told = _error(answer.status, document, body, kind)
+    return Reply(answer.status, told, retry_after=retry_after, no_route=_no_route(answer.status, document))
 
 
 def _is_error(document: dict[str, object]) -> bool:
     """An error under a good status. A response's own "error" field stands beside its object name."""
     return document.get("object") == "error" or (bool(document.get("error")) and "object" not in document)
+
+
+def _no_route(status: int, document: dict[str, object]) -> bool:
+    """Whether this is the web framework's answer, as it is or in vLLM's shape, and not the engine's own."""
+    inner = document.get("error")
+    told = inner.get("message") if isinstance(inner, dict) else document.get("detail")
+    return (status, told) in ((404, "Not Found"), (405, "Method Not Allowed"))
 
 
 def _error(status: int, document: dict[str, object], body: bytes, kind: Kind) -> bytes:

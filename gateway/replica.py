@@ -42,6 +42,7 @@ class Replica:
     reason: str = "not looked at yet"
     was_ready: bool = False
     models: dict[str, int | None] = field(default_factory=dict)  # served model name -> max_model_len (tokens)
+    embeds: bool | None = None  # it embeds and completes nothing; None: not known yet
     capacity_tokens: int | None = None
     weight: float = 1.0  # relative capacity, for routing
     block_size: int | None = None  # tokens

@@ -24,10 +24,16 @@ def test_messages_answers_the_question(stack: Stack) -> None:
     assert "Paris" in response.json()["content"][0]["text"]
 
 
-def test_embeddings_of_a_chat_model_are_a_4xx_of_the_one_shape(stack: Stack) -> None:
+def test_a_chat_model_asked_to_embed_is_404_that_names_it(stack: Stack) -> None:
     response = stack.http.post("/v1/embeddings", json={"model": stack.model, "input": "hello"})
-    assert 400 <= response.status_code < 500, response.text
-    assert response.json()["error"].keys() >= {"message", "type", "param", "code"}
+    assert response.status_code == 404, response.text
+    told = f"the model '{stack.model}' is not served at /v1/embeddings; no model here is"
+    assert response.json()["error"] == {
+        "message": told,
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "route_not_served",
+    }
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/tokenize", "/metrics", "/v1/chat/completions/batch"])

@@ -55,6 +55,50 @@ async def test_an_unknown_model_is_404_with_the_names_there_are() -> None:
         assert (await up.client.get("/v1/models/othr")).json()["error"]["message"] == error["message"]
 
 
+def no_such_route(model: str, path: str, others: str) -> dict[str, str]:
+    message = f"the model '{model}' is not served at {path}; {others}"
+    return {"message": message, "type": "invalid_request_error", "param": "model", "code": "route_not_served"}
+
+
+@pytest.mark.parametrize("window_ms", [0, 15], ids=["alone", "merged"])
+async def test_a_chat_model_asked_to_embed_is_404_with_the_models_that_do(window_ms: int) -> None:
+    chat, pooling = FakeEngine(), FakeEngine(models=("embedder", "adapter"), kv_tokens=0)
+    chat.only, pooling.only = {COMPLETIONS, CHAT}, {EMBEDDINGS}
+    settings = {"aliases": {"ada": "embedder", "nick": MODEL}, "batching": {"window_ms": window_ms}}
+    async with several(chat, pooling, **settings) as up:
+        some = "these are: ada, adapter, embedder"
+        for model in (MODEL, "nick"):
+            bodies = [{"model": model, "input": words} for words in ("text", [1, 2], [3, 4], [5, 6])]
+            for answer in await asyncio.gather(*(up.client.post(EMBEDDINGS, json=body) for body in bodies)):
+                assert answer.status_code == 404
+                assert answer.json() == {"error": no_such_route(model, EMBEDDINGS, some)}
+        refused = await up.chat(model="embedder", stream=True)
+        assert refused.status_code == 404
+        assert refused.json()["error"] == no_such_route("embedder", CHAT, f"these are: {MODEL}, nick")
+        assert up.gateway.replicas.ready(MODEL)
+
+
+@pytest.mark.parametrize("shape", [None, "vllm"])
+async def test_where_no_model_embeds_that_is_said_whatever_the_engines_own_404_looks_like(shape: str | None) -> None:
+    engine = FakeEngine()
+    if shape is None:
+        engine.only = {COMPLETIONS, CHAT}
+    async with several(engine) as up:
+        if shape:
+            told = {"error": {"message": "Not Found", "type": "Not Found", "param": None, "code": 404}}
+            engine.default = Script(status=404, body=json.dumps(told).encode())
+        answer = await up.client.post(EMBEDDINGS, json={"model": MODEL, "input": "text"})
+        assert answer.json()["error"] == no_such_route(MODEL, EMBEDDINGS, "no model here is")
+
+
+async def test_an_engines_own_word_on_a_model_stays_as_it_is() -> None:
+    engine = FakeEngine()
+    async with several(engine) as up:
+        told = {"error": {"message": "The adapter is gone", "type": "NotFoundError", "param": "model", "code": 404}}
+        engine.default = Script(status=404, body=json.dumps(told).encode())
+        assert (await up.completion("p")).json() == told
+
+
 async def test_of_many_models_only_some_are_named() -> None:
     async with several(FakeEngine(models=tuple(f"m{number:02}" for number in range(30)))) as up:
         message = (await up.completion("p", model="x")).json()["error"]["message"]
