@@ -57,6 +57,7 @@ class Advisor:
             "capacity_tokens": settings.admission.capacity_tokens or 0,
             "window_ms": settings.batching.window_ms,
             "stall_s": settings.timeouts.stall_s,
+            "workers": settings.workers,
         }.items():
             metrics.setting.labels(name).set(value)
         self._show([])

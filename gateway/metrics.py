@@ -55,6 +55,12 @@ class Metrics:
             return Histogram(f"gateway_{name}", text, labels, registry=registry, buckets=buckets)
 
         gauge("build_info", "1; the label names the running version.", "version").labels(__version__).set(1)
+        gauge(
+            "workers",
+            "Living processes of this gateway; setting workers wants so many.",
+            mode=TOGETHER,
+        ).set(1)
+        self.worker_restarts = counter("worker_restarts_total", "Workers started again after one had ended.")
         # Requests, as clients saw them.
         self.requests = counter(
             "requests_total", "Finished requests by route, status and tenant.", "route", "status", "tenant"
@@ -129,6 +135,7 @@ class Metrics:
         _at_zero(self.failures, _FAILURES)
         self.retries = counter("upstream_retries_total", "Calls sent again to an engine that had seen nothing of them.")
         self.upstream_calls = gauge("upstream_calls", "Calls to engines open now.", "replica", mode=TOGETHER)
+        self.replicas = gauge("replicas", "Engines that settings, files and names list, ready or not.")
         self.replica_ready = gauge("replica_ready", "1 while a replica takes requests.", "replica", mode=EVERYWHERE)
         self.replica_circuit = gauge(
             "replica_circuit", "0 closed; 1 half open, one request may try; 2 open, left out for a while.", "replica"

@@ -48,6 +48,7 @@ class Replicas:
         self._ready: tuple[Replica, ...] = ()
         self._ready_for: dict[str, tuple[Replica, ...]] = {}
         self.all: list[Replica] = []
+        metrics.replicas.set_function(lambda: sum(replica.listed for replica in self.all))
         for url in settings.static_engines:
             self._join(url)
 

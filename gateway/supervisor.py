@@ -60,6 +60,7 @@ class _Slot:
     process: asyncio.subprocess.Process | None = None
     channel: Channel | None = None
     hello: asyncio.Event = field(default_factory=asyncio.Event)
+    starts: int = 0
     deaths: int = 0  # in a row, each soon after a start
     failed_starts: int = 0
     silent: bool = False  # it owes an answer for longer than a loop that runs takes
@@ -165,7 +166,8 @@ class Supervisor:
         ours, its = socket.socketpair()
         descriptors = {"public": slot.public.fileno(), "admin": self._admin.fileno(), "control": its.fileno()}
         post = {"number": slot.number, "of": len(self._slots), **descriptors, "directory": str(self._directory)}
-        post |= {"parent": os.getpid(), "since_s": self._since_s}
+        slot.starts += 1
+        post |= {"parent": os.getpid(), "since_s": self._since_s, "start": slot.starts}
         with its:
             slot.process = process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "gateway.worker", json.dumps(post)),

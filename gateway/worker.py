@@ -41,6 +41,7 @@ class Post:
     """What a worker is told at its start, as the one argument of its command line (JSON).
 
     public, admin, control: descriptors. directory: what this gateway's processes share. parent: its process id.
+    start: counts those in this place, from 1.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Post:
     directory: str
     parent: int
     since_s: float
+    start: int
 
     @property
     def worker(self) -> Worker:
@@ -100,6 +102,8 @@ async def work(settings: Settings, post: Post, log: LineWriter) -> None:
 
     @contextlib.asynccontextmanager
     async def beside(gateway: Gateway) -> AsyncIterator[None]:
+        if post.start > 1:
+            gateway.metrics.worker_restarts.inc()
         channel = await Channel.open(socket.socket(fileno=post.control), lambda order: _serve(order, gateway))
         siblings.channel = channel
         listening = asyncio.create_task(channel.run(), name="parent")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scripts.dashboards._panels import SOURCE
-from scripts.dashboards._sdk import JSONEncoder, common, dashboard, prometheus
+from scripts.dashboards._sdk import JSONEncoder, dashboard, prometheus
 
 COLUMNS = 24
 TAG = "vllm-stack"
@@ -151,6 +151,3 @@ def _annotation(name: str, expr: str, colour: str, text: str) -> dashboard.Annot
         text_format=text,
         target=prometheus.Dataquery(ref_id="Anno", expr=expr, range_val=True, instant=False),
     )
-
-
-__all__ = ["BOARDS", "Board", "Choice", "common"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from scripts.dashboards import _looks as looks
 from scripts.dashboards._board import Board
 from scripts.dashboards._panels import GREEN, ORANGE, RED, Look, Query, graph
 from scripts.dashboards._runbooks import link
@@ -52,6 +51,3 @@ def gpu_row(board: Board, first_id: int) -> None:
         look=Look("short", 2, no_value=NONE),
     )
     board.line(7, (5, busy), (5, memory), (5, power), (5, heat), (4, energy))
-
-
-__all__ = ["NONE", "gpu_row", "looks"]

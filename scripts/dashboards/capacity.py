@@ -20,6 +20,7 @@ from scripts.dashboards._panels import (
     number,
 )
 from scripts.dashboards._runbooks import link
+from scripts.dashboards._shared import queued_tokens
 
 SIZES = (512, 1024, 2048, 4096, 8192)
 # A request's mean size in the time shown: what admission reckons with is an estimate, this is what it became.
@@ -139,19 +140,6 @@ def _fits(board: Board) -> None:
 
 def _used(board: Board) -> None:
     board.row("What is used")
-    admitted = graph(
-        10,
-        "Tokens admitted against capacity",
-        "Admission reckons with prompt estimates plus max_tokens, so it may be full while the KV cache is not: clients "
-        "that ask for less max_tokens get in sooner.",
-        Query("sum(gateway_in_flight_tokens)", "admitted"),
-        Query("sum(gateway_queued_tokens)", "queued"),
-        Query("sum(gateway_capacity_tokens)", "capacity"),
-        look=looks.TOKENS,
-        fixed={"admitted": BLUE, "queued": ORANGE, "capacity": RED},
-        dashed=("capacity",),
-        runbook=link("GatewayQueueSaturated"),
-    )
     held = graph(
         11,
         "KV cache held by running requests",
@@ -173,7 +161,7 @@ def _used(board: Board) -> None:
         look=Look("short", 0),
         fixed={"tok/s": GREEN, "running, mean of 5 min": BLUE},
     )
-    board.line(8, (8, admitted), (8, held), (8, rate))
+    board.line(8, (8, queued_tokens(10)), (8, held), (8, rate))
 
 
 def _limits(board: Board) -> None:

@@ -166,8 +166,7 @@ def _cache(board: Board, slo: Slo) -> None:
         21,
         "Prefix cache hit ratio",
         f"Hits over looked-up prompt tokens, five minutes; absent while idle. Dashed: {slo.prefix_hit_ratio:.0%}, "
-        "where "
-        "prompts share a beginning. Prompts shorter than a block can't hit.",
+        "where prompts share a beginning. Prompts shorter than a block can't hit.",
         Query(f"vllm:cache_hit_ratio{MODEL}", "{{model_name}}"),
         look=Look(
             "percentunit", steps=((None, RED), (slo.prefix_hit_ratio, GREEN)), maximum=1, no_value="Idle, or off"
@@ -191,8 +190,7 @@ def _cache(board: Board, slo: Slo) -> None:
         23,
         "Preemptions",
         "Requests that lost their KV blocks to others and are computed again. Counted when one resumes, so a wave "
-        "shows "
-        "after it is over.",
+        "shows after it is over.",
         Query(f"engine:preemptions:rate5m{{{ENGINE}}}", "{{instance}} {{engine}}"),
         look=Look("cps", steps=((None, GREEN), (0.001, YELLOW))),
         soft_max=0.1,

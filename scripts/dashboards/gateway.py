@@ -21,6 +21,7 @@ from scripts.dashboards._panels import (
 )
 from scripts.dashboards._queries import RATE, quantiles
 from scripts.dashboards._runbooks import link
+from scripts.dashboards._shared import queued_requests, queued_tokens, refused
 from scripts.dashboards._slo import Slo
 
 ROUTE = 'route=~"$route"'
@@ -59,8 +60,7 @@ def _traffic(board: Board, slo: Slo) -> None:
         2,
         "Request latency",
         "From a request's arrival to the end of its answer, streamed or not. Long answers take long: look at the "
-        "time to "
-        "the first token as well.",
+        "time to the first token as well.",
         *quantiles("gateway_request_seconds", f"{{{ROUTE}}}"),
         look=looks.SECONDS,
     )
@@ -105,29 +105,6 @@ def _traffic(board: Board, slo: Slo) -> None:
 
 def _admission(board: Board) -> None:
     board.row("Admission: who waits, who is refused")
-    requests = graph(
-        10,
-        "Queued and in flight",
-        "Requests waiting for admission, and admitted ones that have not ended. Nothing queued reaches an engine.",
-        Query("sum(gateway_in_flight_requests)", "in flight"),
-        Query("sum(gateway_queued_requests)", "queued"),
-        look=looks.COUNT,
-        fixed={"in flight": BLUE, "queued": ORANGE},
-        runbook=link("GatewayQueueSaturated"),
-    )
-    tokens = graph(
-        11,
-        "Tokens against capacity",
-        "Admission counts tokens: each request's prompt estimate plus its max_tokens. At the dashed line the next one "
-        "waits. The capacity is the engines' KV cache, unless a setting says less.",
-        Query("sum(gateway_in_flight_tokens)", "in flight"),
-        Query("sum(gateway_queued_tokens)", "queued"),
-        Query("sum(gateway_capacity_tokens)", "capacity"),
-        look=looks.TOKENS,
-        fixed={"in flight": BLUE, "queued": ORANGE, "capacity": RED},
-        dashed=("capacity",),
-        runbook=link("GatewayQueueSaturated"),
-    )
     waited = graph(
         12,
         "Wait for admission",
@@ -135,17 +112,37 @@ def _admission(board: Board) -> None:
         *quantiles("gateway_queue_seconds"),
         look=looks.SECONDS,
     )
-    shed = graph(
-        13,
-        "Refused by cause",
-        "429 and 503 before any engine saw the request. key_*: the key's own limits. no_engine: nothing was ready. The "
-        "others are overload.",
-        Query(f"sum by (cause) (rate(gateway_shed_total{RATE}))", "{{cause}}"),
-        look=Look("reqps", no_value="Nothing has been refused"),
-        stacked=True,
-        runbook=link("GatewayShedding"),
+    taken = graph(
+        14,
+        "Capacity taken, by model",
+        "Each model has a queue and a capacity of its own, those that share an engine together: the sum may have room "
+        "while one model is full.",
+        Query(
+            "sum by (model) (gateway_pool_in_flight_tokens) / (sum by (model) (gateway_pool_capacity_tokens) > 0)",
+            "{{model}}",
+        ),
+        look=looks.SHARE,
+        runbook=link("GatewayQueueSaturated"),
     )
-    board.line(8, (6, requests), (6, tokens), (6, waited), (6, shed))
+    queued = graph(
+        15,
+        "Tokens queued, by model",
+        "Prompt estimates plus max_tokens of the requests that wait for a model.",
+        Query("sum by (model) (gateway_pool_queued_tokens)", "{{model}}"),
+        look=looks.TOKENS,
+        stacked=True,
+        runbook=link("GatewayQueueSaturated"),
+    )
+    settings = listing(
+        45,
+        "Settings in force",
+        "The settings that decide who waits (docs/settings.md). capacity_tokens 0: the engine's own.",
+        Query("max by (name) (gateway_setting)"),
+        columns=(Column("name", "Setting"), Column("Value", "Value", Look("none"))),
+        look=Look("none"),
+    )
+    board.line(8, (6, queued_requests(10)), (6, queued_tokens(11)), (6, waited), (6, refused(13)))
+    board.line(8, (8, taken), (8, queued), (8, settings))
 
 
 def _batching(board: Board) -> None:
@@ -204,7 +201,7 @@ def _replicas(board: Board) -> None:
         Query("min by (replica) (gateway_replica_ready)", "{{replica}}"),
         look=looks.READY,
         names=True,
-        runbook=link("EngineAbsent"),
+        runbook=link("GatewayReplicaNotReady"),
     )
     calls = graph(
         31,
@@ -233,7 +230,52 @@ def _replicas(board: Board) -> None:
         Query(f"sum(rate(gateway_upstream_retries_total{RATE}))", "sent again"),
         look=looks.EVENTS,
     )
+    circuit = number(
+        34,
+        "Circuit",
+        "Open: left out for a while because its calls failed. Half open: one request may try.",
+        Query("max by (replica) (gateway_replica_circuit)", "{{replica}}"),
+        look=looks.CIRCUIT,
+        names=True,
+        runbook=link("GatewayCircuitOpen"),
+    )
+    opened = graph(
+        35,
+        "Circuits opened",
+        "How often each replica was left out: for a refused connection, for failures, or because a trial failed again.",
+        Query(f"sum by (replica) (increase(gateway_replica_circuit_opened_total{RATE}))", "{{replica}}"),
+        look=Look("short", 1),
+        soft_max=1,
+        runbook=link("GatewayCircuitOpen"),
+    )
+    share = graph(
+        36,
+        "Ready, of those listed",
+        "Share of the engines in the gateway's list that take requests.",
+        Query("gateway:replicas_ready:ratio", "ready"),
+        look=Look("percentunit", maximum=1, no_value="No engine is listed"),
+        fixed={"ready": GREEN},
+        runbook=link("GatewayReplicaNotReady"),
+    )
+    listed = number(
+        37,
+        "Listed",
+        "Engines that settings, files and names list, ready or not.",
+        Query("max(gateway_replicas)"),
+        look=Look("short", 0, steps=((None, RED), (1, BLUE)), no_value="no gateway"),
+        runbook=link("GatewayNoReadyReplica"),
+    )
+    stale = number(
+        38,
+        "Lists",
+        "Targets files and names that engines are taken from: how many can't be used, so that what they said before "
+        "stands. /status says which and why.",
+        Query("max(gateway_discovery_sources_bad)"),
+        look=Look("suffix: unusable", 0, steps=((None, GREEN), (1, RED)), words={"0": ("good", GREEN)}),
+        runbook=link("GatewayReplicaListStale"),
+    )
     board.line(8, (4, ready), (6, calls), (7, stalled), (7, failures))
+    board.line(8, (4, circuit), (7, opened), (7, share), (3, listed), (3, stale))
 
 
 def _inside(board: Board) -> None:
@@ -251,6 +293,7 @@ def _inside(board: Board) -> None:
         "Whether the keys file on disk can be used. If not, an older one is in force: `make keys ARGS=list` says why.",
         Query("max(gateway_keys_file_bad)"),
         look=Look("short", 0, steps=((None, GREEN), (1, RED)), words={"0": ("good", GREEN), "1": ("unusable", RED)}),
+        runbook=link("GatewayKeysFileBad"),
     )
     pending = number(
         42,
@@ -258,6 +301,7 @@ def _inside(board: Board) -> None:
         "Usage ledger: rows that are counted and not on disk yet. They grow while the disk refuses them.",
         Query("max(gateway_ledger_pending_rows)"),
         look=Look("short", 0, steps=((None, GREEN), (10_000, YELLOW))),
+        runbook=link("GatewayLedgerFailing"),
     )
     ledger = number(
         43,
@@ -265,6 +309,7 @@ def _inside(board: Board) -> None:
         "Of the usage ledger, since the start; each is tried again.",
         Query("sum(gateway_ledger_failures_total)"),
         look=looks.MISHAPS,
+        runbook=link("GatewayLedgerFailing"),
     )
     logs = number(
         44,
@@ -272,13 +317,29 @@ def _inside(board: Board) -> None:
         "Since the start: stderr took none.",
         Query("sum(gateway_log_lines_dropped_total)"),
         look=looks.MISHAPS,
+        runbook=link("GatewayLogLinesDropped"),
     )
-    settings = listing(
-        45,
-        "Settings in force",
-        "The settings that decide who waits (docs/settings.md). capacity_tokens 0: the engine's own.",
-        Query("max by (name) (gateway_setting)"),
-        columns=(Column("name", "Setting"), Column("Value", "Value", Look("none"))),
-        look=Look("none"),
+    workers = number(
+        46,
+        "Workers",
+        "Processes of the gateway that live. Settings in force says how many there shall be.",
+        Query("sum(gateway_workers)"),
+        look=Look("short", 0, no_value="no gateway"),
+        runbook=link("GatewayCrashLoop"),
     )
-    board.line(8, (3, keys), (3, bad), (3, pending), (3, ledger), (3, logs), (9, settings))
+    restarts = number(
+        47,
+        "Worker restarts",
+        "Since the start: a worker ended and another took its place.",
+        Query("sum(gateway_worker_restarts_total)"),
+        look=looks.MISHAPS,
+        runbook=link("GatewayCrashLoop"),
+    )
+    prefixes = number(
+        48,
+        "Prefixes known",
+        "Leading parts of prompts that are remembered, as hashes: what routing and the explanation of misses go by.",
+        Query("sum(gateway_prefix_entries)"),
+        look=looks.COUNT,
+    )
+    board.line(4, *((3, each) for each in (workers, restarts, keys, bad, pending, ledger, logs, prefixes)))

@@ -8,7 +8,6 @@ from scripts.dashboards._gpu import gpu_row
 from scripts.dashboards._panels import (
     BLUE,
     GREEN,
-    GREY,
     ORANGE,
     PURPLE,
     RED,
@@ -20,8 +19,9 @@ from scripts.dashboards._panels import (
     listing,
     number,
 )
-from scripts.dashboards._queries import RATE, recorded
+from scripts.dashboards._queries import recorded
 from scripts.dashboards._runbooks import UID, link
+from scripts.dashboards._shared import queued_requests, refused
 from scripts.dashboards._slo import Slo
 from scripts.dashboards.gateway import STATUSES
 
@@ -47,8 +47,7 @@ def board(slo: Slo) -> Board:
         "vllm-overview",
         "Overview",
         "For the person on call. Read downward: promises, what fires, traffic, queue, engine, card. The promises are "
-        "in "
-        "configs/slo.yaml.",
+        "in configs/slo.yaml.",
     )
     _promises(board, slo)
     _now(board)
@@ -66,8 +65,7 @@ def _promises(board: Board, slo: Slo) -> None:
         1,
         "Answered",
         f"Share of the last hour's requests that were the service's to answer. Promised: {slo.availability:.2%}. "
-        "Clients' own "
-        "faults, their keys' limits and clients that left don't count.",
+        "Clients' own faults, their keys' limits and clients that left don't count.",
         Query("1 - slo:errors:ratio_rate1h"),
         look=Look("percentunit", 2, steps=((None, RED), (slo.availability, GREEN)), maximum=1, no_value="idle"),
         runbook=link("SloErrorBudgetBurnFast"),
@@ -118,10 +116,10 @@ def _promises(board: Board, slo: Slo) -> None:
     up = number(
         7,
         "Engines",
-        "Engines that take requests, of those configured. Not ready with a healthy /health is a hung engine.",
-        Query("sum(gateway_replica_ready) / count(gateway_replica_ready)"),
-        look=Look("percentunit", 0, steps=((None, RED), (0.01, YELLOW), (1, GREEN)), maximum=1, no_value="no gateway"),
-        runbook=link("EngineAbsent"),
+        "Engines that take requests, of those listed. Not ready with a healthy /health is a hung engine.",
+        Query("gateway:replicas_ready:ratio"),
+        look=Look("percentunit", 0, steps=((None, RED), (0.01, YELLOW), (1, GREEN)), maximum=1, no_value="none listed"),
+        runbook=link("GatewayReplicaNotReady"),
     )
     board.line(4, (3, answered), (4, budget), (3, burn), (4, first), (4, between), (3, good), (3, up))
 
@@ -206,16 +204,6 @@ def _traffic(board: Board, slo: Slo) -> None:
 
 def _queue(board: Board) -> None:
     board.row("Queue")
-    queued = graph(
-        30,
-        "Queued and in flight",
-        "Requests waiting for admission at the gateway, and admitted ones that have not ended.",
-        Query("sum(gateway_in_flight_requests)", "in flight"),
-        Query("sum(gateway_queued_requests)", "queued"),
-        look=looks.COUNT,
-        fixed={"in flight": BLUE, "queued": ORANGE},
-        runbook=link("GatewayQueueSaturated"),
-    )
     waited = graph(
         31,
         "Wait for admission",
@@ -223,15 +211,6 @@ def _queue(board: Board) -> None:
         *recorded("gateway:queue_seconds:{}_5m"),
         look=Look("s", no_value="Nothing was admitted"),
         runbook=link("GatewayQueueSaturated"),
-    )
-    shed = graph(
-        32,
-        "Refused by cause",
-        "key_*: a key's own limits. no_engine: nothing was ready. The others are overload.",
-        Query(f"sum by (cause) (rate(gateway_shed_total{RATE}))", "{{cause}}"),
-        look=Look("reqps", no_value="Nothing has been refused"),
-        stacked=True,
-        runbook=link("GatewayShedding"),
     )
     failures = graph(
         33,
@@ -242,7 +221,7 @@ def _queue(board: Board) -> None:
         stacked=True,
         runbook=link("EngineAbsent"),
     )
-    board.line(8, (6, queued), (6, waited), (6, shed), (6, failures))
+    board.line(8, (6, queued_requests(30)), (6, waited), (6, refused(32)), (6, failures))
 
 
 def _engine(board: Board, slo: Slo) -> None:
@@ -287,6 +266,3 @@ def _engine(board: Board, slo: Slo) -> None:
         runbook=link("EnginePreemptions"),
     )
     board.line(8, (6, batch), (6, usage), (6, ratio), (6, preempted))
-
-
-__all__ = ["GREY", "board"]

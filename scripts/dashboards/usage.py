@@ -46,8 +46,7 @@ def board() -> Board:
         "vllm-usage",
         "Usage per key",
         "What each API key asks for, gets, is refused, and leaves in the prefix cache. A key is shown by its "
-        "configured "
-        "name, never by itself.",
+        "configured name, never by itself.",
         choices=(Choice("tenant", "tenant", "gateway_requests_total", "Key"),),
         since="now-6h",
     )

@@ -32,7 +32,7 @@ import psutil
 
 from scripts import model_fetch
 from scripts._children import Terminated, raise_on_termination
-from scripts.prove_observability import faults_monitoring, faults_serving, live, queries, report
+from scripts.prove_observability import faults_monitoring, faults_replicas, faults_serving, live, queries, report
 from scripts.prove_observability.faults import Fault, Outcome, exercise
 from scripts.prove_observability.lab import Lab, LabError, program
 from scripts.prove_observability.prom import POLL_S, LateError, until
@@ -40,7 +40,7 @@ from scripts.prove_observability.traffic import MIX, Front, load, long_answer, s
 
 RESULT = Path("results/observability.json")
 PUBLISHED, DOCUMENT = Path("docs/results/observability.json"), Path("docs/alerts-proof.md")
-FAULTS = (*faults_monitoring.FAULTS, *faults_serving.FAULTS)
+FAULTS = (*faults_monitoring.FAULTS, *faults_serving.FAULTS, *faults_replicas.FAULTS)
 SCALE = 0.01
 DISK_MIB = 24
 ASK_S = 120

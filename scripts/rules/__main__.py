@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     windows = Windows(args.window_scale, args.scrape_interval or scrape_ms())
     files = plan(promised, args.out or RULES, windows)
     if args.out is None:
-        files[document.PATH] = document.text(document.PATH.read_text(encoding="utf-8"), Renderer(promised), ALL)
+        old, boards = document.PATH.read_text(encoding="utf-8"), document.asked()
+        files[document.PATH] = document.text(old, Renderer(promised), ALL, boards)
     stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if args.check:
         for path in stale:

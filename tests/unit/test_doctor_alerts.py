@@ -95,9 +95,17 @@ def test_an_absent_engine_silences_its_consequences_and_nothing_else() -> None:
             silenced |= {alert for alert in ALERTS if re.fullmatch(pattern, alert)}
     assert silenced == {
         "EngineHung", "EngineKvPressure", "EnginePreemptions", "EngineLowHitRatio", "EngineQueueSaturated",
-        "GatewayNoReadyReplica", "GatewayQueueSaturated", "GatewayShedding",
+        "GatewayNoReadyReplica", "GatewayReplicaNotReady", "GatewayQueueSaturated", "GatewayShedding",
         "SloErrorBudgetBurnFast", "SloErrorBudgetBurnSlow", "TtftSloMissed", "ItlSloMissed",
     }  # fmt: skip
+
+
+def test_one_engine_of_several_silences_only_what_is_said_of_the_same_one() -> None:
+    found = {}
+    for rule in configuration()["inhibit_rules"]:
+        if any("CircuitOpen" in matcher for matcher in rule["target_matchers"]):
+            found[rule["source_matchers"][0].split('"')[1]] = rule["equal"]
+    assert found == {"EngineHung": ["replica"], "ScrapeTargetDown|EngineCrashLoop": ["instance"]}
 
 
 def test_the_example_has_the_receivers_that_the_routes_name() -> None:

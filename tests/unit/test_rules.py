@@ -10,7 +10,7 @@ import yaml
 
 from gateway.metrics import Metrics
 from scripts.engine_args import History
-from scripts.rules import Alert, Record, __main__, promises
+from scripts.rules import Alert, Record, __main__, document, promises
 from scripts.rules.components import ALL
 from scripts.rules.render import Renderer
 from scripts.rules.windows import Windows, milliseconds, text
@@ -23,6 +23,21 @@ SLO = yaml.safe_load(promises.PATH.read_text(encoding="utf-8"))
 
 def test_the_committed_rules_and_tables_are_fresh() -> None:
     assert __main__.main(["--check"]) == 0
+
+
+def test_the_gateways_table_says_who_asks_for_a_metric() -> None:
+    """An alert, a recorded series, a panel: each where its expression names the metric, whatever its ending."""
+    boards = {"Board": "rate(gateway_request_seconds_bucket[5m])", "Other": "gateway_keys_file_bad"}
+    rows = {
+        cells[1].strip(" `"): [cell.strip() for cell in cells[2:]]
+        for line in document.gateway(ALL, boards).splitlines()[2:]
+        for cells in [line.split("|")]
+    }
+    assert rows["gateway_request_seconds"][0] == "histogram"
+    assert "`gateway:request_seconds:pNN_5m`" in rows["gateway_request_seconds"][3]
+    assert rows["gateway_request_seconds"][4] == "Board"
+    assert "runbooks/GatewayKeysFileBad.md" in rows["gateway_keys_file_bad"][3]
+    assert rows["gateway_keys"][3:5] == ["", ""], "a longer name is another metric"
 
 
 def test_the_files_are_those_of_the_components_and_no_others() -> None:
@@ -67,7 +82,7 @@ def test_every_gateway_series_is_one_the_gateway_exports() -> None:
     for family in Metrics().registry.collect():
         base = family.name
         exported |= {
-            "counter": {f"{base}_total"},
+            "counter": {f"{base}_total", f"{base}_created"},
             "histogram": {f"{base}_bucket", f"{base}_sum", f"{base}_count"},
         }.get(family.type, {base})
     ours = {name for name in READ if name.startswith("gateway_")}

@@ -75,6 +75,7 @@ async def test_one_that_is_named_no_more_gets_nothing_new_ends_its_stream_and_is
             assert len(one.asked(COMPLETIONS)) == 0
             assert len(one.seen) == before
             assert one.url in urls(up), "its streams have not ended"
+            assert await up.metric("gateway_replicas") == 1, "listed is what a source names"
             one.gate.set()
             assert all(b"[DONE]" in body for body in await asyncio.gather(*streams))
             await until(lambda: urls(up) == [other.url])

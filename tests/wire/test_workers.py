@@ -204,7 +204,9 @@ async def test_a_restarted_workers_counts_go_on_and_its_gauges_do_not(engine: Fa
         lost = next(row["in_flight"] for row in (await up.status())["workers"] if row["worker"] == 2)
         assert 0 < lost < 12
         await up.kill(2)
+        assert await up.metric("gateway_worker_restarts_total") == 1
         for _ in range(6):
+            assert await up.metric("gateway_workers") == await up.metric("gateway_setting", name="workers") == 2
             assert await up.metric("gateway_requests_total", route="/v1/chat/completions") == 30
             assert await up.metric("gateway_in_flight_requests") == 12 - lost
         streams += (more := [Stream(up) for _ in range(12)])
@@ -213,6 +215,7 @@ async def test_a_restarted_workers_counts_go_on_and_its_gauges_do_not(engine: Fa
         psutil.Process(up.pids()[2]).kill()  # the second time it is away for a second
         await until(lambda: up.process.events().count("a worker ended") == 2)
         assert await up.metric("gateway_in_flight_requests") == 24 - lost - lost_again
+        assert await up.metric("gateway_workers") == 1
         assert await up.metric("gateway_requests_total", route="/v1/chat/completions") == 30
         hold.set()
         done = await asyncio.gather(*(stream.task for stream in streams), return_exceptions=True)

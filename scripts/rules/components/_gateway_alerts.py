@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from scripts.rules import Alert
 
+# A replica's address as the engine's own metrics have it, so that Alertmanager can tell that both speak of one engine.
+_INSTANCE = '"instance", "$1", "replica", "https?://(.*)"'
+
 ALERTS: tuple[Alert, ...] = (
     Alert(
         "GatewayAbsent",
@@ -16,12 +19,69 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "GatewayNoReadyReplica",
-        "sum(gateway_replica_ready) == 0",
+        """
+sum(gateway_replica_ready) == 0
+or
+sum(gateway_replicas) == 0""",
         "critical",
         "The gateway has no engine it can use",
         "Clients get 503, though Prometheus may reach the engine. GET /readyz on the gateway says why: still warming "
-        "up, a key the engine refuses (secrets/private/engine_api_key), another model, or hung.",
+        "up, a key the engine refuses (secrets/private/engine_api_key), another model, hung, or none is listed.",
         "2m",
+        "A list that is empty leaves no series of a replica.",
+    ),
+    Alert(
+        "GatewayReplicaNotReady",
+        f"""
+label_replace(
+  min by (replica) (gateway_replica_ready) == 0,
+  {_INSTANCE}
+)""",
+        "warning",
+        "Engine {{ $labels.replica }} takes no requests",
+        "The others carry its share. `/status` on the admin port has its state and why: down, hung, warming up, or "
+        "drained by hand and forgotten. One that is gone for good belongs off the list it is on.",
+        "15m",
+        "Longer than a model takes to load, and than one that was taken off the list has to end its streams.",
+    ),
+    Alert(
+        "GatewayCircuitOpen",
+        f"""
+label_replace(
+  sum by (replica) (increase(gateway_replica_circuit_opened_total{{cause!="refused"}}[2m])) > 0,
+  {_INSTANCE}
+)""",
+        "warning",
+        "Calls to engine {{ $labels.replica }} fail again and again",
+        "It calls itself healthy, so the gateway goes by its failures and leaves it out; an only one is asked all the "
+        "same, and its clients get errors. `gateway:upstream_failures:rate5m` says how they fail, that engine's log "
+        "why. Restart it, drain it, or take it off the list.",
+        "5m",
+        "Opened once and well again is no alert; an engine that is down or hung has its own.",
+    ),
+    Alert(
+        "GatewayReplicaListStale",
+        "gateway_discovery_sources_bad > 0",
+        "warning",
+        "{{ $value }} of the places that name engines can't be used",
+        "The engines known before stay: new ones don't join, and a restart now would know none of them. `/status` on "
+        "the admin port, `discovery`, says which and why: a targets file that is gone or malformed, a name that has no "
+        "address.",
+        "5m",
+    ),
+    Alert(
+        "GatewayCrashLoop",
+        """
+changes(gateway_upstream_retries_created[30m]) + on (instance) increase(gateway_worker_restarts_total[30m]) >= 3
+or
+sum by (instance) (gateway_workers) < on (instance) sum by (instance) (gateway_setting{name="workers"})""",
+        "warning",
+        "Processes of the gateway {{ $labels.instance }} end again and again",
+        "Each end breaks the requests it had; while a worker is away its share of the limits is, too. `make logs "
+        "SERVICE=gateway`: `a worker ended` says what of, the lines before it why. SIGKILL is memory (GATEWAY_MEMORY) "
+        "or a loop that stood still.",
+        "5m",
+        "Three restarts, of all of it or of a worker; or a worker that can't be started at all.",
     ),
     Alert(
         "GatewayQueueSaturated",

@@ -88,6 +88,17 @@ sum(gateway:shed_requests:rate5m{cause!~"key_.*|no_engine"})
         f"unreachable was tried again elsewhere and need not have cost a client anything. {_FIRST_OF_ITS_KIND}",
     ),
     Record(
+        "gateway:replicas_ready:ratio",
+        """
+(sum(gateway_replica_ready) or sum(gateway_replicas) * 0)
+/
+(sum(gateway_replicas) > 0)""",
+        "Share of the listed engines that take requests.",
+        "0 to 1",
+        _GATEWAY,
+        "Absent where none is listed. An open circuit does not count: such an engine is ready, and left out.",
+    ),
+    Record(
         "gateway:microbatch_prompts:mean5m",
         _mean("gateway_microbatch_prompts"),
         "Mean number of prompts in a merged call.",

@@ -20,8 +20,10 @@ ALWAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "engine",
         ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_hit_rate"),
     ),
-    ("gateway", ("gateway_replica_ready",)),
-    ("gateway", ("gateway_replica_stalled_seconds",)),
+    ("gateway", ("gateway_replicas",)),
+    ("gateway", ("gateway_discovery_sources_bad",)),
+    ("gateway", ("gateway_workers",)),
+    ("gateway", ("gateway_worker_restarts_total",)),
     ("gateway", ("gateway_setting",)),
     ("gateway", ("gateway_queue_seconds_count",)),
     ("gateway", ("gateway_inter_token_latency_seconds_bucket",)),
@@ -35,6 +37,8 @@ AFTER_A_TOKEN: tuple[tuple[str, ...], ...] = (
     ("vllm:inter_token_latency_seconds_bucket", "vllm:time_per_output_token_seconds_bucket"),
     ("vllm:e2e_request_latency_seconds_bucket",),
 )
+# Those that leave with the last engine of the list.
+OF_A_REPLICA = ("gateway_replica_ready", "gateway_replica_stalled_seconds", "gateway_replica_circuit_opened_total")
 
 
 def _gone(have: str, names: tuple[str, ...]) -> str:
@@ -55,6 +59,7 @@ _RENAMED = "\nor\n".join(
             _gone('up{job="engine"} == 1 and on (instance) vllm:generation_tokens_total > 0', names)
             for names in AFTER_A_TOKEN
         ),
+        *(_gone('up{job="gateway"} == 1 and on (instance) gateway_replicas > 0', (name,)) for name in OF_A_REPLICA),
     ]
 )
 
