@@ -103,7 +103,8 @@ def _latency(board: Board) -> None:
         "Time between tokens",
         "Inter-token latency of all answers. It rises with the batch, and when a long prefill is squeezed in.",
         *recorded("model:inter_token_latency_seconds:{}_5m", MODEL),
-        look=Look("s"),
+        look=looks.SECONDS,
+        runbook=link("ItlSloMissed"),
     )
     whole = graph(
         12,

@@ -82,6 +82,7 @@ def _traffic(board: Board, slo: Slo) -> None:
         *quantiles("gateway_inter_token_latency_seconds"),
         look=Look("s", steps=((None, GREEN), (slo.itl_limit_s, RED))),
         lines=True,
+        runbook=link("ItlSloMissed"),
     )
     routes = graph(
         5,
@@ -229,6 +230,7 @@ def _replicas(board: Board) -> None:
         Query(f"sum by (cause) (rate(gateway_upstream_failures_total{RATE}))", "{{cause}}"),
         Query(f"sum(rate(gateway_upstream_retries_total{RATE}))", "sent again"),
         look=looks.EVENTS,
+        runbook=link("GatewayCircuitOpen"),
     )
     circuit = number(
         34,

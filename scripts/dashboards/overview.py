@@ -104,6 +104,7 @@ def _promises(board: Board, slo: Slo) -> None:
         f"Share of the last five minutes' gaps between tokens that were shorter. Promised: {slo.itl_share:.0%}.",
         Query('slo:within_limit:ratio_rate5m{slo="itl"}'),
         look=Look("percentunit", 1, steps=((None, RED), (slo.itl_share, GREEN)), maximum=1, no_value="no streams"),
+        runbook=link("ItlSloMissed"),
     )
     good = number(
         6,
