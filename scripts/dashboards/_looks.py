@@ -1,6 +1,6 @@
 """How each kind of figure is written, so that the same thing looks the same on every dashboard."""
 
-from scripts.dashboards._panels import BLUE, GREEN, ORANGE, RED, YELLOW, Look
+from scripts.dashboards._panels import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, YELLOW, Look
 
 SECONDS = Look("s")  # Grafana writes 0.015 as 15 ms by itself
 RATE = Look("reqps")
@@ -22,3 +22,34 @@ CIRCUIT = Look(
     words={"0": ("closed", GREEN), "1": ("half open", ORANGE), "2": ("open", RED)},
 )
 PLAIN = Look("short", 1, steps=((None, BLUE),))
+
+# A label's value -> its colour. Green is what is well; a palette by order would have it for a failure.
+STATUSES = {"200": GREEN, "429": YELLOW, "499": GREY, "500": RED, "502": RED, "503": ORANGE, "504": PURPLE}
+# A key's own limits are no overload.
+REFUSALS = {
+    "key_requests": GREY,
+    "key_tokens": "light-blue",
+    "key_concurrency": BLUE,
+    "predicted_wait": YELLOW,
+    "waited_too_long": ORANGE,
+    "queue_full": "dark-orange",
+    "pushed_out": PURPLE,
+    "bodies": "light-purple",
+    "no_engine": RED,
+}
+FAILURES = {
+    "unreachable": GREY,
+    "UpstreamUnreachable": ORANGE,
+    "UpstreamTimeout": PURPLE,
+    "UpstreamFailed": RED,
+    "engine_5xx": "dark-red",
+    "engine_error_event": "light-red",
+    "broken_stream": "dark-orange",
+    "timeout_in_stream": "light-purple",
+    "unreadable_stream": "dark-purple",
+    "deadline": YELLOW,
+    "shutdown": BLUE,
+}
+ENDS = {"stop": GREEN, "length": BLUE, "abort": GREY, "error": RED, "repetition": PURPLE}
+WAITS = {"capacity": ORANGE, "deferred": GREY}
+PHASES = {"reading": GREY, "queued": ORANGE, "waiting": PURPLE, "streaming": BLUE}

@@ -22,10 +22,15 @@ Steps = Sequence[tuple[float | None, str]]
 
 @dataclass(frozen=True)
 class Query:
-    """A PromQL expression and the name of what it gives; `{{label}}` in a name is the label's value."""
+    """A PromQL expression and the name of what it gives; `{{label}}` in a name is the label's value.
+
+    colour, dashed: how a curve of that name is drawn.
+    """
 
     expr: str
     name: str = ""
+    colour: str | None = None
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,9 @@ def graph(
     lines: bool = False,
     soft_max: float | None = None,
     fixed: Mapping[str, str] | None = None,
-    dashed: Sequence[str] = (),
     runbook: str | None = None,
 ) -> dashboard.Panel:
-    """Curves over time. `lines` draws the look's thresholds, `fixed` and `dashed` style series by name."""
+    """Curves over time. `lines` draws the look's thresholds, `fixed` colours series whose name is a label's value."""
     custom = common.GraphFieldConfig(
         draw_style=common.GraphDrawStyle.LINE,
         line_interpolation=common.LineInterpolation.LINEAR,
@@ -83,11 +87,11 @@ def graph(
         tooltip=common.VizTooltipOptions(mode=common.TooltipDisplayMode.MULTI, sort=common.SortOrder.DESCENDING),
     )
     colour = dashboard.FieldColor(mode=dashboard.FieldColorModeId.PALETTE_CLASSIC)
+    colours = {query.name: query.colour for query in queries if query.colour} | dict(fixed or {})
+    dash = {"custom.lineStyle": {"fill": "dash", "dash": [6, 6]}, "custom.fillOpacity": 0}
     overrides = [
-        _override(name, color={"mode": "fixed", "fixedColor": shade}) for name, shade in (fixed or {}).items()
-    ] + [
-        _override(name, **{"custom.lineStyle": {"fill": "dash", "dash": [6, 6]}, "custom.fillOpacity": 0})
-        for name in dashed
+        *(_override(name, color={"mode": "fixed", "fixedColor": shade}) for name, shade in colours.items()),
+        *(_override(query.name, **dash) for query in queries if query.dashed),
     ]
     return _panel("timeseries", id_, title, description, queries, look, options, custom, colour, overrides, runbook)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from scripts.dashboards._panels import Query
+from scripts.dashboards._panels import GREEN, ORANGE, YELLOW, Query
 
-QUANTILES = {"0.5": "p50", "0.95": "p95", "0.99": "p99"}
+QUANTILES = {"0.5": ("p50", GREEN), "0.95": ("p95", YELLOW), "0.99": ("p99", ORANGE)}
 RATE = "[$__rate_interval]"
 
 
@@ -15,14 +15,14 @@ def quantiles(histogram: str, selector: str = "", old: str = "") -> tuple[Query,
         return f"histogram_quantile({q}, sum by (le) (rate({name}_bucket{selector}{RATE}))) >= 0"
 
     return tuple(
-        Query(f"({one(q, histogram)}) or ({one(q, old)})" if old else one(q, histogram), short)
-        for q, short in QUANTILES.items()
+        Query(f"({one(q, histogram)}) or ({one(q, old)})" if old else one(q, histogram), short, colour)
+        for q, (short, colour) in QUANTILES.items()
     )
 
 
 def recorded(name: str, selector: str = "") -> tuple[Query, ...]:
     """The three recorded percentiles of `name`, a rule's name with {} where p50, p95 or p99 stands."""
-    return tuple(Query(f"max({name.format(short)}{selector})", short) for short in QUANTILES.values())
+    return tuple(Query(f"max({name.format(short)}{selector})", short, colour) for short, colour in QUANTILES.values())
 
 
 def mean(histogram: str, selector: str = "") -> str:

@@ -8,18 +8,15 @@ from scripts.dashboards._queries import RATE
 from scripts.dashboards._runbooks import link
 from scripts.dashboards._sdk import dashboard
 
-QUEUE = {"in flight": BLUE, "queued": ORANGE, "capacity": RED}
-
 
 def queued_requests(id_: int) -> dashboard.Panel:
     return graph(
         id_,
         "Queued and in flight",
         "Requests waiting for admission, and admitted ones that have not ended. Nothing queued reaches an engine.",
-        Query("sum(gateway_in_flight_requests)", "in flight"),
-        Query("sum(gateway_queued_requests)", "queued"),
+        Query("sum(gateway_in_flight_requests)", "in flight", BLUE),
+        Query("sum(gateway_queued_requests)", "queued", ORANGE),
         look=looks.COUNT,
-        fixed=QUEUE,
         runbook=link("GatewayQueueSaturated"),
     )
 
@@ -31,12 +28,10 @@ def queued_tokens(id_: int) -> dashboard.Panel:
         "Admission counts tokens: each request's prompt estimate plus its max_tokens, so it may be full while the KV "
         "cache is not. At the dashed line the next one waits. The capacity is the engines' KV cache, unless a setting "
         "says less.",
-        Query("sum(gateway_in_flight_tokens)", "in flight"),
-        Query("sum(gateway_queued_tokens)", "queued"),
-        Query("sum(gateway_capacity_tokens)", "capacity"),
+        Query("sum(gateway_in_flight_tokens)", "in flight", BLUE),
+        Query("sum(gateway_queued_tokens)", "queued", ORANGE),
+        Query("sum(gateway_capacity_tokens)", "capacity", RED, dashed=True),
         look=looks.TOKENS,
-        fixed=QUEUE,
-        dashed=("capacity",),
         runbook=link("GatewayQueueSaturated"),
     )
 
@@ -50,5 +45,6 @@ def refused(id_: int) -> dashboard.Panel:
         Query(f"sum by (cause) (rate(gateway_shed_total{RATE}))", "{{cause}}"),
         look=Look("reqps", no_value="Nothing has been refused"),
         stacked=True,
+        fixed=looks.REFUSALS,
         runbook=link("GatewayShedding"),
     )

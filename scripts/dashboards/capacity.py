@@ -144,11 +144,9 @@ def _used(board: Board) -> None:
         11,
         "KV cache held by running requests",
         "In tokens, against what there is.",
-        Query(f"avg(vllm:gpu_cache_usage_ratio) * {_POOL}", "held"),
-        Query("sum(gateway_capacity_tokens)", "capacity"),
+        Query(f"avg(vllm:gpu_cache_usage_ratio) * {_POOL}", "held", BLUE),
+        Query("sum(gateway_capacity_tokens)", "capacity", RED, dashed=True),
         look=looks.TOKENS,
-        fixed={"held": BLUE, "capacity": RED},
-        dashed=("capacity",),
         runbook=link("EngineKvPressure"),
     )
     rate = graph(
@@ -156,10 +154,9 @@ def _used(board: Board) -> None:
         "Throughput and concurrency",
         "Throughput beside the requests that run: when the second grows and the first does not, the engine is at its "
         "end.",
-        Query("sum(model:generation_tokens:rate5m)", "tok/s"),
-        Query("avg_over_time(sum(model:requests_running:sum)[5m:15s])", "running, mean of 5 min"),
+        Query("sum(model:generation_tokens:rate5m)", "tok/s", GREEN),
+        Query("avg_over_time(sum(model:requests_running:sum)[5m:15s])", "running, mean of 5 min", BLUE),
         look=Look("short", 0),
-        fixed={"tok/s": GREEN, "running, mean of 5 min": BLUE},
     )
     board.line(8, (8, queued_tokens(10)), (8, held), (8, rate))
 

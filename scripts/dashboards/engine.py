@@ -54,10 +54,9 @@ def _requests(board: Board) -> None:
         1,
         "Running and waiting",
         "Running: in the engine's batch. Waiting: taken and not scheduled; the gateway's own queue comes before it.",
-        Query(f"sum(vllm:num_requests_running{{{ENGINE}}})", "running"),
-        Query(f"sum(vllm:num_requests_waiting{{{ENGINE}}})", "waiting"),
+        Query(f"sum(vllm:num_requests_running{{{ENGINE}}})", "running", BLUE),
+        Query(f"sum(vllm:num_requests_waiting{{{ENGINE}}})", "waiting", ORANGE),
         look=looks.COUNT,
-        fixed={"running": BLUE, "waiting": ORANGE},
         runbook=link("EngineKvPressure"),
     )
     reasons = graph(
@@ -67,15 +66,15 @@ def _requests(board: Board) -> None:
         Query(f"sum by (reason) (vllm:num_requests_waiting_by_reason{{{ENGINE}}})", "{{reason}}"),
         look=Look("short", 0, no_value="This engine does not tell reasons"),
         stacked=True,
+        fixed=looks.WAITS,
     )
     tokens = graph(
         3,
         "Tokens",
         "Prompt tokens include cached ones and are counted when a prefill ends, so a long prompt arrives at once.",
-        Query(f"sum(rate(vllm:prompt_tokens_total{{{ENGINE}}}{RATE}))", "prompt"),
-        Query(f"sum(rate(vllm:generation_tokens_total{{{ENGINE}}}{RATE}))", "generated"),
+        Query(f"sum(rate(vllm:prompt_tokens_total{{{ENGINE}}}{RATE}))", "prompt", PURPLE),
+        Query(f"sum(rate(vllm:generation_tokens_total{{{ENGINE}}}{RATE}))", "generated", GREEN),
         look=looks.TOKENS_RATE,
-        fixed={"prompt": PURPLE, "generated": GREEN},
     )
     ended = graph(
         4,
@@ -84,6 +83,7 @@ def _requests(board: Board) -> None:
         Query(f"sum by (finished_reason) (rate(vllm:request_success_total{{{ENGINE}}}{RATE}))", "{{finished_reason}}"),
         look=looks.RATE,
         stacked=True,
+        fixed=looks.ENDS,
     )
     board.line(8, (6, batch), (6, reasons), (6, tokens), (6, ended))
 

@@ -7,9 +7,6 @@ from scripts.dashboards._board import Board, Choice
 from scripts.dashboards._panels import (
     BLUE,
     GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
     RED,
     YELLOW,
     Column,
@@ -25,7 +22,6 @@ from scripts.dashboards._shared import queued_requests, queued_tokens, refused
 from scripts.dashboards._slo import Slo
 
 ROUTE = 'route=~"$route"'
-STATUSES = {"200": GREEN, "429": YELLOW, "499": GREY, "500": RED, "502": RED, "503": ORANGE, "504": PURPLE}
 
 
 def board(slo: Slo) -> Board:
@@ -53,7 +49,7 @@ def _traffic(board: Board, slo: Slo) -> None:
         Query(f"sum by (status) (rate(gateway_requests_total{{{ROUTE}}}{RATE}))", "{{status}}"),
         look=looks.RATE,
         stacked=True,
-        fixed=STATUSES,
+        fixed=looks.STATUSES,
         runbook=link("GatewayShedding"),
     )
     latency = graph(
@@ -99,6 +95,7 @@ def _traffic(board: Board, slo: Slo) -> None:
         Query(f"sum by (phase) (rate(gateway_cancelled_total{RATE}))", "{{phase}}"),
         look=Look("reqps", no_value="No client has left early"),
         stacked=True,
+        fixed=looks.PHASES,
     )
     board.line(8, (8, requests), (8, latency), (8, first))
     board.line(8, (8, between), (8, routes), (8, left))
@@ -216,10 +213,8 @@ def _replicas(board: Board) -> None:
         "Without progress",
         "Time since a replica last made progress though it had work. At timeouts.stall_s it counts as hung.",
         Query("max by (replica) (gateway_replica_stalled_seconds)", "{{replica}}"),
-        Query('max(gateway_setting{name="stall_s"})', "hung from here on"),
+        Query('max(gateway_setting{name="stall_s"})', "hung from here on", RED, dashed=True),
         look=Look("s", 0),
-        fixed={"hung from here on": RED},
-        dashed=("hung from here on",),
         runbook=link("EngineHung"),
     )
     failures = graph(
@@ -228,8 +223,9 @@ def _replicas(board: Board) -> None:
         "Engine calls that failed, by cause, and those sent again elsewhere because the engine had seen nothing of "
         "them.",
         Query(f"sum by (cause) (rate(gateway_upstream_failures_total{RATE}))", "{{cause}}"),
-        Query(f"sum(rate(gateway_upstream_retries_total{RATE}))", "sent again"),
+        Query(f"sum(rate(gateway_upstream_retries_total{RATE}))", "sent again", GREEN),
         look=looks.EVENTS,
+        fixed=looks.FAILURES,
         runbook=link("GatewayCircuitOpen"),
     )
     circuit = number(
@@ -254,9 +250,8 @@ def _replicas(board: Board) -> None:
         36,
         "Ready, of those listed",
         "Share of the engines in the gateway's list that take requests.",
-        Query("gateway:replicas_ready:ratio", "ready"),
+        Query("gateway:replicas_ready:ratio", "ready", GREEN),
         look=Look("percentunit", maximum=1, no_value="No engine is listed"),
-        fixed={"ready": GREEN},
         runbook=link("GatewayReplicaNotReady"),
     )
     listed = number(

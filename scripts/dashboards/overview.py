@@ -23,7 +23,6 @@ from scripts.dashboards._queries import recorded
 from scripts.dashboards._runbooks import UID, link
 from scripts.dashboards._shared import queued_requests, refused
 from scripts.dashboards._slo import Slo
-from scripts.dashboards.gateway import STATUSES
 
 SEVERITY = Look("none", words={"critical": ("critical", RED), "warning": ("warning", ORANGE)})
 ADVICE = {
@@ -168,18 +167,17 @@ def _traffic(board: Board, slo: Slo) -> None:
         Query("sum by (status) (gateway:requests:rate5m)", "{{status}}"),
         look=Look("reqps", no_value="No requests"),
         stacked=True,
-        fixed=STATUSES,
+        fixed=looks.STATUSES,
     )
     errors = graph(
         21,
         "Not answered",
         "Share of the requests that were the service's to answer and got no answer, or a broken one. Dashed: what the "
         "promise allows.",
-        Query("slo:errors:ratio_rate5m", "5 minutes"),
-        Query("slo:errors:ratio_rate1h", "1 hour"),
+        Query("slo:errors:ratio_rate5m", "5 minutes", BLUE),
+        Query("slo:errors:ratio_rate1h", "1 hour", PURPLE),
         look=Look("percentunit", steps=((None, GREEN), (1 - slo.availability, RED)), no_value="Idle"),
         lines=True,
-        fixed={"5 minutes": BLUE, "1 hour": PURPLE},
         runbook=link("SloErrorBudgetBurnFast"),
     )
     first = graph(
@@ -195,10 +193,9 @@ def _traffic(board: Board, slo: Slo) -> None:
         23,
         "Tokens",
         "Of all engines. Prompt tokens include cached ones.",
-        Query("sum(model:prompt_tokens:rate5m)", "prompt"),
-        Query("sum(model:generation_tokens:rate5m)", "generated"),
+        Query("sum(model:prompt_tokens:rate5m)", "prompt", PURPLE),
+        Query("sum(model:generation_tokens:rate5m)", "generated", GREEN),
         look=looks.TOKENS_RATE,
-        fixed={"prompt": PURPLE, "generated": GREEN},
     )
     board.line(8, (6, requests), (6, errors), (6, first), (6, tokens))
 
@@ -220,6 +217,7 @@ def _queue(board: Board) -> None:
         Query("gateway:upstream_failures:rate5m", "{{cause}}"),
         look=Look("cps", no_value="No call has failed"),
         stacked=True,
+        fixed=looks.FAILURES,
         runbook=link("EngineAbsent"),
     )
     board.line(8, (6, queued_requests(30)), (6, waited), (6, refused(32)), (6, failures))
@@ -231,10 +229,9 @@ def _engine(board: Board, slo: Slo) -> None:
         40,
         "Running and waiting",
         "In the engines' batches, and taken by them but not scheduled.",
-        Query("sum(model:requests_running:sum)", "running"),
-        Query("sum(model:requests_waiting:sum)", "waiting"),
+        Query("sum(model:requests_running:sum)", "running", BLUE),
+        Query("sum(model:requests_waiting:sum)", "waiting", ORANGE),
         look=looks.COUNT,
-        fixed={"running": BLUE, "waiting": ORANGE},
         runbook=link("EngineKvPressure"),
     )
     usage = graph(

@@ -17,8 +17,9 @@ from gateway.findings import KINDS
 from gateway.metrics import Metrics
 from scripts import _ports
 from scripts.dashboards import __main__ as dashboards
-from scripts.dashboards import _recorded, _runbooks, _slo, overview, preview
+from scripts.dashboards import _looks, _recorded, _runbooks, _slo, overview, preview
 from scripts.dashboards._board import BOARDS
+from scripts.dashboards._panels import GREEN
 from scripts.dashboards._sdk import JSONEncoder, dashboard, register_default_plugins
 from scripts.rules import components as rules
 
@@ -301,6 +302,12 @@ def test_the_recorded_card_has_the_series_that_panels_ask_for_and_its_energy_onl
 
 def test_the_advice_panel_has_words_for_every_kind_that_asks_for_a_change() -> None:
     assert overview.ADVICE.keys() == {kind for kind, severity in KINDS.items() if severity != "info"}
+
+
+def test_every_cause_of_a_failed_call_has_its_colour() -> None:
+    causes = {labels[0] for labels in Metrics().failures._metrics}
+    assert set(_looks.FAILURES) == causes
+    assert GREEN not in _looks.FAILURES.values()
 
 
 def test_a_runbook_becomes_a_panel_and_its_links_stay_inside_grafana(tmp_path: Path) -> None:
