@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 
 import psutil
 
@@ -26,6 +27,16 @@ def free_port() -> int:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def free_above(ports: Iterable[int], wanted: Iterable[int]) -> list[int]:
+    """For each of `ports` the next free one above it, none twice and none of `wanted`."""
+    spoken_for, found = set(wanted), []
+    for port in ports:
+        other = next((p for p in range(port + 1, 65536) if p not in spoken_for and is_free(p)), None) or free_port()
+        spoken_for.add(other)
+        found.append(other)
+    return found
 
 
 def holder(port: int) -> str:

@@ -6,7 +6,9 @@
     secrets/private/grafana_admin_password
 
 Containers run as users of their own, so the files are readable by everybody; private/ lets only its owner in. Docker
-binds each file by itself, past that directory.
+binds each file by itself, past that directory. keys.json can't be bound so: `make keys` replaces it, and a bound file
+stays the old one. The gateway sees its directory, whose mode is therefore 711 and not 700: others may go through to a
+name they know, and find digests, but not look around.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ from scripts._compose import ROOT
 LOAD_KEY = "load_api_key"  # the demo load's own; made only where that profile is on
 NAMES = ("admin_token", "engine_api_key", "grafana_admin_password")
 FIRST_KEY, LOAD_NAME = "default", "load"
+
+
+FOLDER_MODE, PRIVATE_MODE = 0o711, 0o700
 
 
 class SecretsError(Exception):
@@ -51,8 +56,8 @@ def plan(where: Path, load: bool = False) -> Plan:
     private = where / "private"
     if private.is_dir() and stat.S_IMODE(private.stat().st_mode) & 0o077:
         raise SecretsError(f"{private} lets others in: chmod 700 {private}")
-    if where.is_dir() and stat.S_IMODE(where.stat().st_mode) & 0o005 != 0o005:
-        raise SecretsError(f"{where} keeps the gateway's user out: chmod 755 {where}")
+    if where.is_dir() and not stat.S_IMODE(where.stat().st_mode) & 0o001:
+        raise SecretsError(f"{where} keeps the gateway's user out: chmod 711 {where}")
     missing = tuple(name for name in NAMES if not (private / name).exists())
     for name in set(NAMES) - set(missing):
         path = private / name
@@ -64,10 +69,8 @@ def plan(where: Path, load: bool = False) -> Plan:
 def make(chosen: Plan) -> str | None:
     """Writes what is missing; the first API key if one was made: it is nowhere else. Raises SecretsError, OSError."""
     private = chosen.folder / "private"
-    if not chosen.folder.is_dir():
-        chosen.folder.mkdir(parents=True)
-        chosen.folder.chmod(0o755)  # whatever the umask is: the gateway's user reads keys.json in it
-    private.mkdir(mode=0o700, exist_ok=True)
+    make_folder(chosen.folder)
+    private.mkdir(mode=PRIVATE_MODE, exist_ok=True)
     for name in chosen.missing:
         _write(private / name, secrets.token_urlsafe(32))
     keys = chosen.folder / "keys.json"
@@ -76,6 +79,13 @@ def make(chosen: Plan) -> str | None:
         known = f'"{LOAD_NAME}"' in keys.read_text(encoding="utf-8")
         _write(private / LOAD_KEY, _key("rotate" if known else "add", LOAD_NAME, keys))
     return first
+
+
+def make_folder(path: Path) -> None:
+    """The directory of keys.json where it is not there yet; one that is there keeps its mode. Raises OSError."""
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(FOLDER_MODE)  # whatever the umask is
 
 
 def _write(path: Path, secret: str) -> None:

@@ -10,6 +10,7 @@ No process is left behind in any case: each runs under scripts._guard.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -17,8 +18,8 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx
@@ -32,6 +33,7 @@ from scripts._demo_logs import Logs
 ROOT = Path(__file__).parent.parent
 PROFILE = "configs/engine/smollm2-135m.cpu.yaml"
 MODEL = model_fetch.NAME
+RECORD = "ports.json"  # in the run's folder, for `make doctor`
 START_S = 600  # a cold disk and a slow processor; everything that fails says so long before
 
 
@@ -103,17 +105,30 @@ def plan(ports: Ports, model: Path, prometheus: Path | None) -> Plan:
     return Plan(tuple(services), folder, ports)
 
 
+def running_ports(root: Path, listens: Callable[[int], bool]) -> Ports:
+    """Where a demo of this checkout listens now, the one on the usual ports before others; else the usual ports."""
+    records = sorted((root / ".demo").glob(f"*/{RECORD}"), key=lambda path: path.parent.name != str(Ports.gateway))
+    for record in records:
+        with contextlib.suppress(OSError, ValueError, TypeError):  # half written, or another version's
+            found = Ports(**json.loads(record.read_text(encoding="utf-8")))
+            if listens(found.gateway):
+                return found
+    return Ports()
+
+
 def check_ports(ports: Ports) -> None:
-    """Raises DemoError naming the first port that is taken, its holder and the way out."""
+    """Raises DemoError naming every port that is taken, its holder and the way out."""
     wanted = {"--port": ports.gateway, "--admin-port": ports.admin, "--engine-port": ports.engine}
     if ports.prometheus is not None:
         wanted["--prometheus-port"] = ports.prometheus
-    for option, port in wanted.items():
-        if not _ports.is_free(port):
-            raise DemoError(
-                f"port {port} is taken by {_ports.holder(port)}: stop that, or choose another port with "
-                f"make demo ARGS='{option} {port + 1}'"
-            )
+    taken = {option: port for option, port in wanted.items() if not _ports.is_free(port)}
+    if not taken:
+        return
+    told = ", ".join(f"{port} by {_ports.holder(port)}" for port in taken.values())
+    others = _ports.free_above(taken.values(), wanted.values())
+    options = " ".join(f"{option} {other}" for option, other in zip(taken, others, strict=True))
+    word, them, else_ = ("ports", "them", "other ports") if len(taken) > 1 else ("port", "that", "another port")
+    raise DemoError(f"{word} taken: {told}: stop {them}, or choose {else_} with make demo ARGS='{options}'")
 
 
 def find_prometheus(ports: Ports, terminal: talk.Terminal) -> tuple[Path | None, Ports]:
@@ -128,12 +143,13 @@ def find_prometheus(ports: Ports, terminal: talk.Terminal) -> tuple[Path | None,
 
 
 def prepare(chosen: Plan) -> None:
-    """Makes the folder, empty but for Prometheus's configuration. Raises OSError."""
+    """Makes the folder, empty but for Prometheus's configuration and the ports. Raises OSError."""
     shutil.rmtree(chosen.folder, ignore_errors=True)  # an earlier run's figures would mix with this one's
     chosen.folder.mkdir(parents=True, exist_ok=True)
     host, ports = _ports.HOST, chosen.ports
     targets = {"engine": f"{host}:{ports.engine}", "gateway": f"{host}:{ports.admin}"}
     _prometheus.write_configuration(chosen.folder / "prometheus.yml", targets)
+    (chosen.folder / RECORD).write_text(json.dumps(asdict(ports)), encoding="utf-8")
 
 
 class Demo:

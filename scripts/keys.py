@@ -25,6 +25,7 @@ from typing import Any
 
 from gateway.keys import Key, KeysFile, KeysFileError, new_key, parse_keys
 from gateway.settings import ENV_PREFIX
+from scripts import _secrets
 
 DEFAULT_FILE = Path("secrets/keys.json")
 FILE_VARIABLE = f"{ENV_PREFIX}AUTH__KEYS_FILE"
@@ -259,7 +260,7 @@ def run(arguments: argparse.Namespace) -> None:
         _report(arguments, plan(arguments, read(arguments.file), now), now)
         return
     path = arguments.file.resolve()  # a link stays one: what it points to is replaced
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _secrets.make_folder(path.parent)
     with locked(path):
         chosen = plan(arguments, read(path), now)
         write(path, chosen.keys)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts import _archive, _journal, _volumes
+from scripts import _archive, _journal, _secrets, _volumes
 from scripts._archive import ArchiveError
 from scripts._children import Terminated, raise_on_termination
 from scripts._compose import ROOT, Compose, ComposeError
@@ -65,12 +65,7 @@ def put_files(path: Path, chosen: Plan, aside: Path) -> None:
     """Each whole or not at all; what was there is kept in `aside`. Raises OSError."""
     for member, source in _archive.members(path, "files/"):
         target = chosen.files[member.name]
-        made = not target.parent.is_dir()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if (
-            made
-        ):  # as scripts/_secrets.py makes them: the gateway's user reads keys.json, private/ lets its owner in only
-            target.parent.chmod(0o700 if target.parent.name == "private" else 0o755)
+        _make_folder(target.parent, member.name)
         if target.exists():
             kept = aside / member.name
             kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -80,6 +75,16 @@ def put_files(path: Path, chosen: Plan, aside: Path) -> None:
         part.write_bytes(source.read())
         part.chmod(member.mode & 0o777)
         part.replace(target)
+
+
+def _make_folder(path: Path, member: str) -> None:
+    """Those of secrets as scripts/_secrets.py makes them."""
+    if member.startswith("secrets/"):
+        private = path.name == "private"
+        _secrets.make_folder(path.parent if private else path)
+        if private and not path.is_dir():
+            path.mkdir(mode=_secrets.PRIVATE_MODE)
+    path.mkdir(parents=True, exist_ok=True)
 
 
 def put_volume(path: Path, volume: _volumes.Volume) -> None:

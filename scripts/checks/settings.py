@@ -14,7 +14,7 @@ from scripts.checks import fit as planning
 from scripts.checks.docker import compose_services
 from scripts.checks.envfile import ENV, EXAMPLE, example_names, nearest, place, read_env
 from scripts.checks.probes import Probes
-from scripts.checks.subject import Subject
+from scripts.checks.subject import Subject, profile_path
 from scripts.engine_args.vocabulary import PINNED, load
 from scripts.planner import PlanError
 from scripts.planner.gpus import load_gpus
@@ -61,6 +61,8 @@ def env_file(probes: Probes, subject: Subject) -> Check:
             near = nearest(variable, known)
             meant.add(near)
             problems.append((line, f"{variable} is unknown" + (f": did you mean {near}?" if near else "")))
+        elif variable == "ENGINE_PROFILE" and not _profile_is_there(found.values[variable], subject):
+            problems.append((line, f"ENGINE_PROFILE={found.values[variable]}: there is no such file in configs/engine"))
         elif wrong := envvalues.problem(variable, found.values[variable], probes.root):
             problems.append((line, wrong))
     for variable in wanted:
@@ -73,6 +75,12 @@ def env_file(probes: Probes, subject: Subject) -> Check:
     fix = f"edit {ENV}; {EXAMPLE} lists and explains the names"
     told = "; ".join(f"{ENV}:{line}: {text}" if line else f"{ENV}: {text}" for line, text in sorted(problems))
     return judged(not problems, name, expected, told or f"{len(found.values)} names", fix)
+
+
+def _profile_is_there(said: str, subject: Subject) -> bool:
+    """The profile that is looked at is settings.profile's matter; one that was overruled is only told of here."""
+    path = profile_path(said)
+    return not said or path.stem == subject.profile_path.stem or path.is_file()
 
 
 def gateway(probes: Probes, subject: Subject) -> Check:
@@ -165,9 +173,10 @@ def _no_profile(subject: Subject, probes: Probes) -> tuple[str, str]:
     card = [stem for stem in shipped if subject.card in stem.split(".")[1:]] if subject.card else []
     near = [*difflib.get_close_matches(said, card, 2, 0.4), *difflib.get_close_matches(said, shipped, 3, 0.4)]
     named = ", ".join(dict.fromkeys(near)) or ", ".join(shipped)
-    at = place("ENGINE_PROFILE", read_env(probes.root), probes.environ)
-    if subject.environ.get("ENGINE_PROFILE", said) != said:
-        at = "--profile"
+    env_file = read_env(probes.root)
+    setting = probes.environ.get("ENGINE_PROFILE") or (env_file.values.get("ENGINE_PROFILE") if env_file else None)
+    other = setting is None or profile_path(setting).stem != said  # so the command line named this one
+    at = "--profile" if other else place("ENGINE_PROFILE", env_file, probes.environ)
     return f"{at}={said}: there is no {subject.profile_path}", f"write one that is there: {named}"
 
 

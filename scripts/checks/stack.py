@@ -46,8 +46,9 @@ def wanted_ports(probes: Probes, subject: Subject) -> dict[str, int]:
     A service's second port has its own entry, <service>:<port>.
     """
     if subject.purpose == "demo":
-        chosen = demo.Ports()
-        return {"gateway": chosen.gateway, "gateway-admin": chosen.admin, "engine": chosen.engine}
+        chosen = demo.running_ports(probes.root, lambda port: probes.port_holder(port) is not None)
+        prometheus = {} if chosen.prometheus is None else {"prometheus": chosen.prometheus}
+        return {"gateway": chosen.gateway, "gateway-admin": chosen.admin, "engine": chosen.engine, **prometheus}
     published: list[tuple[str, int]] = []
     for name, service in compose_services(probes, subject).items():
         for entry in service.get("ports") or []:

@@ -63,7 +63,7 @@ def decide(probes: Probes, purpose: str | None, profile: str | None, model: str 
     assert purpose in ("demo", "stack")
     if profile is None:
         profile = (environ.get("ENGINE_PROFILE") if purpose == "stack" else None) or Path(demo.PROFILE).stem
-    path = _profile_path(profile)
+    path = profile_path(profile)
     problem, found = "", {}
     try:
         found = read_profile(path)
@@ -89,7 +89,7 @@ def decide(probes: Probes, purpose: str | None, profile: str | None, model: str 
     )
 
 
-def _profile_path(name: str) -> Path:
+def profile_path(name: str) -> Path:
     path = Path(name)
     return path if path.suffix in (".yaml", ".yml") else PROFILES / f"{name}.yaml"
 

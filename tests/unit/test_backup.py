@@ -133,7 +133,7 @@ def test_what_files_replace_is_kept_and_private_stays_private(tmp_path: Path) ->
     assert (tmp_path / ".env").read_text(encoding="utf-8") == "A=1\n"
     assert (tmp_path / "aside/.env").read_text(encoding="utf-8") == "A=0\n"
     assert (tmp_path / "secrets/private").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o711
 
 
 def test_a_file_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -315,3 +315,23 @@ def test_a_profile_that_is_not_there_is_told_with_the_line_that_names_it(project
     shell = replace(eyes, environ={"ENGINE_PROFILE": "llama3-8b.rtx9090"})
     check = settings.profile(decide(shell, "stack", None, None), shell)
     assert check.found.startswith("ENGINE_PROFILE of this shell=llama3-8b.rtx9090: ")
+
+
+def test_the_command_line_and_the_file_are_each_told_their_own_wrong_profile(project: Path) -> None:
+    eyes = Probes(environ={}, root=project)
+    sound, wrong = "llama3-8b-awq.rtx3090", "llama3-8b-awq.rtx409"
+    path = project / ".env"
+    before = path.read_text()
+
+    def found(in_file: str, named: str) -> tuple[str, str]:
+        path.write_text(before.replace("ENGINE_PROFILE=llama3-8b-awq.rtx4090", f"ENGINE_PROFILE={in_file}"))
+        subject = decide(eyes, "stack", named, None)
+        told = [check.found if check.status == "fail" else "" for check in (
+            settings.env_file(eyes, subject), settings.profile(subject, eyes))]  # fmt: skip
+        return told[0].partition(": ")[2], told[1].partition(": ")[0]
+
+    of_file = f"ENGINE_PROFILE={wrong}: there is no such file in configs/engine"
+    assert found(sound, sound) == ("", "")
+    assert found(wrong, sound) == (of_file, "")
+    assert found(sound, "nonsense") == ("", "--profile=nonsense")
+    assert found(wrong, "nonsense") == (of_file, "--profile=nonsense")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import _ports
+from scripts import _ports, demo
 from scripts.checks import Check, stack
 from scripts.checks.probes import Answer, Probes, Ran
 from scripts.checks.subject import decide
@@ -51,6 +51,26 @@ def test_a_running_demo_is_well(tmp_path: Path) -> None:
     found = look(tmp_path, "demo", RUNNING, held)
     assert {check.status for check in found.values() if check.name not in ("stack.targets", "stack.alerts")} == {"ok"}
     assert found["stack.port.gateway"].found == "this stack's gateway (python (pid 1))"
+
+
+def test_the_demos_own_prometheus_is_looked_at_wherever_the_demo_put_everything(tmp_path: Path) -> None:
+    record = tmp_path / ".demo" / "8081" / demo.RECORD
+    record.parent.mkdir(parents=True)
+    record.write_text('{"gateway": 8081, "admin": 9001, "engine": 8001, "prometheus": 9191}')
+    held = dict.fromkeys((8081, 9001, 8001, 9191), "python (pid 1)")
+    target = {"labels": {"job": "engine"}, "health": "down", "lastError": "refused"}
+    answers = {
+        "http://127.0.0.1:8081/readyz": Answer(200, '{"status": "ready"}'),
+        "http://127.0.0.1:9191/api/v1/status/buildinfo": Answer(200, '{"status": "success"}'),
+        "http://127.0.0.1:9191/api/v1/targets?state=active": Answer(
+            200, json.dumps({"data": {"activeTargets": [target]}})
+        ),
+    }
+    found = look(tmp_path, "demo", answers, held)
+    assert (found["stack.targets"].status, found["stack.targets"].found) == ("warn", "engine (refused)")
+    assert found["stack.port.prometheus"].status == found["stack.port.gateway"].status == "ok"
+    assert found["stack.readyz"].status == "ok"
+    assert look(tmp_path, "demo", {})["stack.targets"].found == "no Prometheus answers"
 
 
 @pytest.mark.parametrize(

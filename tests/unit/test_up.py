@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -114,6 +118,7 @@ def test_secrets_are_made_once_readable_by_containers_and_by_nobody_else_here(tm
     assert key not in (where / "keys.json").read_text(encoding="utf-8")
     private = where / "private"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert stat.S_IMODE(where.stat().st_mode) == 0o711
     assert {path.name for path in private.iterdir()} == set(_secrets.NAMES)
     assert {stat.S_IMODE(path.stat().st_mode) for path in private.iterdir()} == {0o644}
     values = {path.read_text(encoding="utf-8") for path in private.iterdir()}
@@ -165,6 +170,30 @@ def test_an_empty_secret_is_refused_rather_than_used(tmp_path: Path) -> None:
     path.write_text("", encoding="utf-8")
     with pytest.raises(_secrets.SecretsError, match="grafana_admin_password is empty"):
         _secrets.plan(tmp_path / "secrets")
+
+
+def test_a_directory_that_keeps_the_gateways_user_out_is_refused(tmp_path: Path) -> None:
+    _secrets.make(_secrets.plan(tmp_path / "secrets"))
+    (tmp_path / "secrets").chmod(0o700)
+    with pytest.raises(_secrets.SecretsError, match="chmod 711"):
+        _secrets.plan(tmp_path / "secrets")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become the gateway's user")
+def test_the_gateways_user_reads_the_keys_there_and_can_not_look_around() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        where = Path(folder) / "secrets"
+        _secrets.make(_secrets.plan(where))
+        look = (
+            "import os, sys; from gateway.keys import parse_keys; os.setgid(10001); os.setuid(10001); w = sys.argv[1];"
+            "print(len(parse_keys(open(w + '/keys.json', 'rb').read(), w).keys))\n"
+            "for path in (w, w + '/private/admin_token'):\n"
+            "  try: print((os.listdir if path == w else open)(path))\n"
+            "  except PermissionError: print('no')"
+        )
+        done = subprocess.run([sys.executable, "-c", look, str(where)], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["1", "no", "no"]
 
 
 def test_a_private_directory_that_lets_others_in_is_refused(tmp_path: Path) -> None:
