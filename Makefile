@@ -66,7 +66,7 @@ demo: model ## engine, gateway and Prometheus here, and a chat through them; ARG
 	@$(PY) -m scripts.demo $(ARGS)
 
 ## ---- checks -------------------------------------------------------------------------------------------------------
-.PHONY: check lint test test-unit test-wire test-engine-args test-engine
+.PHONY: check lint test test-unit test-wire test-bench test-engine-args test-engine
 check: lint test ## everything a commit must pass
 
 lint: .venv/.installed ## ruff, mypy --strict, shellcheck, yamllint
@@ -75,13 +75,16 @@ lint: .venv/.installed ## ruff, mypy --strict, shellcheck, yamllint
 	.venv/bin/yamllint -s compose.yaml configs
 	git ls-files '*.sh' .ci/run | xargs .venv/bin/shellcheck
 
-test: test-unit test-rules test-wire test-engine-args test-engine ## all tests: pure rooms, rules, real sockets, real engine
+test: test-unit test-rules test-wire test-bench test-engine-args test-engine ## all tests: pure rooms, rules, real sockets, real engine
 
 test-unit: .venv/.installed ## the pure rooms
 	@scripts/stage.sh unit $(PY) -m pytest tests/unit -n 2 --dist loadfile $(ARGS)
 
 test-wire: .venv/.installed ## the gateway over real sockets against the scripted engine
 	@scripts/stage.sh wire $(PY) -m pytest tests/wire $(ARGS)
+
+test-bench: .venv/.installed ## make bench on the scripted engine: what is reused, what an end by force leaves, steps meant to fail
+	@scripts/stage.sh bench $(PY) -m pytest tests/bench $(ARGS)
 
 test-engine-args: model ## profiles, flags and the memory plan against the pinned engine's own code
 	@scripts/stage.sh engine-args $(PY) -m pytest tests/engine_args $(ARGS)

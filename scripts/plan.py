@@ -23,7 +23,15 @@ from scripts.planner.memory import Part, Plan, plan_cpu, plan_gpu
 from scripts.planner.model import Model
 from scripts.planner.numbers import GIB, positive_float, positive_int
 from scripts.planner.render import ENDLESS, NARROWEST, as_json, fitted, text, verdict
-from scripts.planner.settings import PROFILES, Settings, apply_profile, checked, default_settings, read_profile
+from scripts.planner.settings import (
+    PROFILES,
+    Settings,
+    apply_profile,
+    checked,
+    default_settings,
+    profile_path,
+    read_profile,
+)
 from scripts.planner.suggest import profile_text, suggest
 from scripts.planner.svg import svg
 from scripts.planner.verify import Report, fetch_report
@@ -96,9 +104,7 @@ def _subject(args: argparse.Namespace) -> tuple[Path | None, str, str]:
         if not args.model or not args.gpu:
             raise PlanError("say which model and which card: make plan MODEL=llama3-8b-awq GPU=rtx4090")
         return None, args.model, args.gpu
-    path = Path(args.profile)
-    if path.suffix not in (".yaml", ".yml"):
-        path = PROFILES / f"{args.profile}.yaml"
+    path = profile_path(args.profile)
     profile = read_profile(path)
     cards = [*load_gpus(), "cpu"]
     gpu = args.gpu or next((part for part in path.stem.split(".")[1:] if part in cards), None)

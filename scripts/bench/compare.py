@@ -1,6 +1,6 @@
 """Two runs side by side: what changed beyond the spread of their repeats, and what else was not the same.
 
-    python -m scripts.bench.compare A B [--json]          A, B: folders of scripts.bench
+    python -m scripts.bench.compare A B [--json]          A, B: folders of scripts.bench, or their summary.json
 
 Exit codes: 0 compared; 1 no measurement is in both; 2 wrong usage or no summary there.
 """
@@ -14,7 +14,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+
+class NoResultError(Exception):
+    """There is no summary of a run there; the message is one line."""
+
+
 LATENCIES = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "e2e_ms_p50")
+
+
+def read(given: Path) -> dict[str, Any]:
+    """A run's summary, from its folder or from the file. Raises NoResultError."""
+    path = given / "summary.json" if given.is_dir() else given
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise NoResultError(f"{path}: {error.strerror}; A and B are folders of make bench") from None
+    except ValueError:
+        raise NoResultError(f"{path} is no JSON; A and B are folders of make bench") from None
+    if not isinstance(found, dict) or not {"rows", "boots", "hardware"} <= found.keys():
+        raise NoResultError(f"{path} is not the summary of a make bench run: it has no rows, boots and hardware")
+    return found
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,13 +85,15 @@ def render(result: Mapping[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=Path, metavar="A")
-    parser.add_argument("new", type=Path, metavar="B")
+    parser.add_argument("old", metavar="A")
+    parser.add_argument("new", metavar="B")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     try:
-        summaries = [json.loads((folder / "summary.json").read_text()) for folder in (arguments.old, arguments.new)]
-    except (OSError, ValueError) as error:
+        if not arguments.old or not arguments.new:
+            raise NoResultError("name two runs' folders: make bench-compare A=results/bench/one B=results/bench/other")
+        summaries = [read(Path(given)) for given in (arguments.old, arguments.new)]
+    except NoResultError as error:
         print(f"bench-compare: {error}", file=sys.stderr)
         return 2
     result = compare(*summaries)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import json
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -77,13 +78,11 @@ def _streamed(
     log.unlink(missing_ok=True)
     code = generator.run(command, environment, log)
     if code or not output.exists():
-        last = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-        raise DriveError(f"vllm bench serve ended with code {code}: {last[-1] if last else 'without a word'}")
+        raise DriveError(_ended(code, log))
     raw = json.loads(output.read_text())
+    first, between = times(folder)
     errors = collections.Counter(_one_line(error) for error in raw["errors"] if error)
     spent = raw["duration"]
-    first = [ttft for ttft, error in zip(raw["ttfts"], raw["errors"], strict=True) if not error]
-    between = [gap for gaps in raw["itls"] for gap in gaps]
     # A stream's end: its first token and all gaps after it.
     ends = [t + sum(gaps) for t, gaps, error in zip(raw["ttfts"], raw["itls"], raw["errors"], strict=True) if not error]
     return {
@@ -99,6 +98,22 @@ def _streamed(
         "itl_ms": quantiles_ms(between),
         "e2e_ms": quantiles_ms(ends),
     }
+
+
+def times(folder: Path) -> tuple[list[float], list[float]]:
+    """Answered streams' times to first token, and all times between tokens, s, of the last streamed measurement."""
+    raw = json.loads((folder / "bench.json").read_text())
+    first = [ttft for ttft, error in zip(raw["ttfts"], raw["errors"], strict=True) if not error]
+    return first, [gap for gaps in raw["itls"] for gap in gaps]
+
+
+def _ended(code: int, log: Path) -> str:
+    """How the load generator failed, in one line: the signal that ended it, or its own last words."""
+    if code > 128:
+        killed = f"vllm bench serve was killed by signal {code - 128}"
+        return f"{killed}, as the kernel does when memory is short" if code == 128 + signal.SIGKILL else killed
+    said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return f"vllm bench serve ended with code {code}: {said[-1] if said else 'without a word'}"
 
 
 async def _whole(row: Row, requests: Sequence[Request], target: Target, url: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -30,14 +31,20 @@ class Generator:
             self._process.communicate()
 
     def run(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
-        """The exit code of `vllm bench serve` with these arguments; what it said is in `log`. Raises OSError."""
+        """The exit code of `vllm bench serve` with these arguments, 128 and a signal's number where that ended it; what
+        it said is in `log`. Raises OSError where it can't be started."""
         if self._process is None or self._process.poll() is not None:
             self._process = self._start(log.with_name("resident.log"))
         order = {"arguments": list(arguments), "environment": dict(environment), "log": str(log)}
         assert self._process.stdin and self._process.stdout
-        print(json.dumps(order), file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        return int(answer) if answer else self._process.wait() or 1
+        answer = ""
+        with contextlib.suppress(BrokenPipeError):  # it died since; its code says how
+            print(json.dumps(order), file=self._process.stdin, flush=True)
+            answer = self._process.stdout.readline()
+        if answer:
+            return int(answer)
+        code = self._process.wait()
+        return code if code > 0 else 128 - code
 
     def _start(self, log: Path) -> subprocess.Popen[str]:
         with log.open("w") as said:

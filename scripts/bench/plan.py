@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Workload = Literal["chat", "prefix", "short", "long", "mixed"]
+Outcome = Literal["success", "failure"]
 
 
 class PlanError(ValueError):
@@ -36,6 +37,7 @@ class Row(_Part):
     stream: bool = True
     answer_tokens: int | None = Field(None, ge=1)  # default: the workload's own lengths
     repeats: int = Field(3, ge=1)
+    expect: Outcome = "success"  # failure: meant to have no request answered
 
     @model_validator(mode="after")
     def _one_way_of_sending(self) -> Self:
@@ -57,6 +59,11 @@ class Boot(_Part):
     environment: dict[str, str] = Field(default_factory=dict)
     gateway: dict[str, str] = Field(default_factory=dict)  # settings of the gateway in front (GATEWAY__...)
     rows: Annotated[tuple[Row, ...], Field(min_length=1)]
+    expect: Outcome = "success"  # failure: meant not to come up; its rows are never measured
+
+    def flagged(self) -> bool:
+        """Whether it wants an engine, or a gateway, of its own, which a running one is not."""
+        return bool(self.model or self.profile or self.arguments or self.environment or self.gateway)
 
 
 class Ratio(_Part):
@@ -90,6 +97,16 @@ class Plan(_Part):
             if missing := [key for key in wanted if key not in keys]:
                 raise ValueError(f"{place}: {missing[0]} is not a measurement of this plan")
         return self
+
+    def attached(self) -> Self:
+        """What of it a running engine can be asked, which keeps the flags it has. Raises PlanError for nothing."""
+        boots = tuple(boot for boot in self.boots if not boot.flagged())
+        if not boots:
+            raise PlanError("every step of this plan starts an engine with flags of its own: leave --engine out")
+        keys = {f"{boot.name}/{row.name}" for boot in boots for row in boot.rows}
+        ratios = tuple(ratio for ratio in self.ratios if {ratio.over, ratio.under} <= keys)
+        ladder = tuple(key for key in self.ladder if key in keys)
+        return self.model_copy(update={"boots": boots, "ratios": ratios, "ladder": ladder})
 
     def measurements(self) -> Iterator[tuple[Boot, Row, int]]:
         """Every (boot, row, repeat), in the order in which they are run.

@@ -59,9 +59,8 @@ def markdown(plan: Plan, summary: Mapping[str, Any]) -> str:
         lines += ["", f"| {' | '.join(_LADDER)} |", "|---|---|---|---|---|"]
         lines += [f"| {' | '.join(cells)} |" for cells in _ladder(summary)]
     lines += [line for name, row in summary["rows"].items() if (line := _disturbed(name, row))]
-    if summary["failures"]:
-        lines += ["", "Not measured:", ""]
-        lines += [f"- {name}: {reason}" for name, reason in summary["failures"].items()]
+    for title, found in _outcomes(summary):
+        lines += ["", f"{title}:", "", *(f"- {name}: {reason}" for name, reason in found.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -77,9 +76,11 @@ def page(plan: Plan, summary: Mapping[str, Any], results: Results) -> str:
         parts += ["<h2>Ratios</h2>", _html_table(["of requests/s", "value", "least – most", "aim"], _ratios(summary))]
     if summary["ladder"]:
         parts += ["<h2>Step by step</h2>", _html_table(_LADDER, _ladder(summary))]
-    if summary["failures"]:
-        items = "".join(f"<li><b>{html.escape(k)}</b>: {html.escape(v)}</li>" for k, v in summary["failures"].items())
-        parts += ["<h2>Not measured</h2>", f"<ul>{items}</ul>"]
+    disturbed = (_disturbed(name, row).strip() for name, row in summary["rows"].items())
+    parts += [f"<p>{html.escape(line)}</p>" for line in disturbed if line]
+    for title, found in _outcomes(summary):
+        items = "".join(f"<li><b>{html.escape(name)}</b>: {html.escape(why)}</li>" for name, why in found.items())
+        parts += [f"<h2>{title}</h2>", f"<ul>{items}</ul>"]
     for title, figure in pictures(summary, results):
         parts += [f"<h2>{html.escape(title)}</h2>", f'<img alt="{html.escape(title)}" src="{_embedded(figure)}">']
     for boot, facts in summary["boots"].items():
@@ -92,8 +93,16 @@ def page(plan: Plan, summary: Mapping[str, Any], results: Results) -> str:
     )
 
 
+def _outcomes(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, str]]]:
+    """Title and reasons by name, for those that there are."""
+    both = (("Failed, and was meant to", "failed_as_expected"), ("Not measured", "failures"))
+    return [(title, summary[key]) for title, key in both if summary[key]]
+
+
 def pictures(summary: Mapping[str, Any], results: Results) -> list[tuple[str, Any]]:
-    """Throughput with its spread, throughput against latency, distributions, KV usage over time."""
+    """Throughput with its spread, throughput against latency, distributions, KV usage over time. None of nothing."""
+    if not results:
+        return []
     made = [("Requests per second", _bars(summary))]
     streamed = {key: repeats for key, repeats in results.items() if repeats[0].get("ttft_ms")}
     made.append(("Throughput and latency", _curve(results)))

@@ -9,27 +9,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
-import platform
 import secrets
-import shutil
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
-from scripts.bench import drive, engine, watch, workloads
+from scripts.bench import conditions, drive, engine, watch, workloads
+from scripts.bench.folder import Folder, write
 from scripts.bench.generator import Generator
-from scripts.bench.plan import Boot, Plan, PlanError, Row
+from scripts.bench.hardware import hardware
+from scripts.bench.plan import Boot, Plan, Row
+from scripts.planner.settings import profile_path, read_profile
 
 START_S = 1800
 IDLE_S = 30  # for what an earlier measurement, or an interrupted one, left running
-PROFILES = engine.ROOT / "configs" / "engine"
 
 
 @dataclass(frozen=True)
@@ -47,44 +45,63 @@ class Run:
     """Where a plan runs and with what. `texts` replace the generated chats."""
 
     plan: Plan
-    folder: Path
+    folder: Folder
     launcher: engine.Launcher  # its python runs the load generator, too
     say: Callable[[str], None]
     attached: Attached | None = None
     texts: Sequence[workloads.Request] = ()
-    retry: bool = False
 
-    def file(self, boot: Boot, row: Row, repeat: int) -> Path:
-        return self.folder / "rows" / f"{boot.name}.{row.name}.{repeat}.json"
 
-    def failure(self, boot: Boot) -> Path:
-        return self.folder / "failed" / f"{boot.name}.json"
+def missing(run: Run, todo: Sequence[tuple[Boot, Row, int]]) -> str | None:
+    """What must be there before any of `todo` is measured, and is not; None where all is.
 
-    def pending(self) -> list[tuple[Boot, Row, int]]:
-        """What is still to measure, failed boots left out."""
-        return [
-            (boot, row, repeat)
-            for boot, row, repeat in self.plan.measurements()
-            if not self.file(boot, row, repeat).exists() and not self.failure(boot).exists()
+    A model that only some steps want fails those alone.
+    """
+    if run.attached is None:
+        why = [
+            conditions.model_missing(boot.model or run.plan.model)
+            for boot in {each[0].name: each[0] for each in todo}.values()
         ]
+        if why and all(why):
+            return why[0]
+        if todo and (reason := conditions.engine_missing(run.launcher)) is not None:
+            return reason
+    if any(row.stream for _, row, _ in todo):
+        if run.attached is not None and (reason := conditions.model_missing(run.attached.tokenizer)) is not None:
+            return f"--tokenizer: {reason}"
+        return conditions.generator_missing(run.launcher)
+    return None
 
 
-def prepare(run: Run) -> None:
-    """Makes the folder, or takes up an earlier run of the same plan there. Raises PlanError where another's is."""
-    for name in ("rows", "failed", "logs", "work"):
-        (run.folder / name).mkdir(parents=True, exist_ok=True)
-    kept, text = run.folder / "plan.json", run.plan.model_dump_json(indent=2)
-    if kept.exists() and kept.read_text().rstrip() != text:
-        raise PlanError(f"{run.folder} holds another plan's results: choose another folder with --out, or remove it")
-    write(kept, text)
-    if run.retry:
-        shutil.rmtree(run.folder / "failed")
-        (run.folder / "failed").mkdir()
+def conditions_of(run: Run) -> dict[str, Any]:
+    """What figures depend on. Raises StartError where a running engine does not answer, the planner's PlanError for
+    a profile that can't be read."""
+    models = {boot.model or run.plan.model for boot in run.plan.boots}
+    profiles = {boot.profile: read_profile(profile_path(boot.profile)) for boot in run.plan.boots if boot.profile}
+    gateway = any(row.through == "gateway" for boot in run.plan.boots for row in boot.rows)
+    now: dict[str, Any] = {
+        "plan": conditions.by_name(run.plan.model_dump(mode="json", exclude={"model"})),
+        "generator": conditions.generator_version(run.launcher),
+        "texts": conditions.digest(repr(run.texts)) if run.texts else None,
+        "machine": hardware(),
+    }
+    if run.attached is None:
+        engines = {"version": conditions.engine_version(run.launcher), "profiles": profiles}
+        now |= {"engine": engines, "models": {model: conditions.model_identity(model) for model in sorted(models)}}
+        return now | {"gateway": conditions.gateway_code() if gateway else None}
+    target = engine.look(run.attached.engine, run.attached.gateway, run.attached.api_key)
+    seen = {"url": target.engine, "model": target.model, "max_model_len": target.max_model_len, **target.facts}
+    return now | {
+        "engine": {**seen, "started": watch.started(target.engine)},
+        "gateway": run.attached.gateway,
+        "tokenizer": str(Path(run.attached.tokenizer).resolve()),
+    }
 
 
 def execute(run: Run) -> None:
-    """Measures all that is pending. Raises nothing for a failed step; it is in the folder."""
-    pending = run.pending()
+    """Measures all that is pending. Raises nothing for a failed step; it is in the folder. OSError where that takes no
+    more."""
+    pending = run.folder.pending()
     if not pending:
         return
     begin, total, passed = time.monotonic(), len(pending), 0
@@ -100,19 +117,21 @@ def execute(run: Run) -> None:
                         continue
                     try:
                         result = _one(run, boot, row, repeat, *targets[boot.name], generator)
-                    except (httpx.HTTPError, OSError) as error:
-                        _fail(run, boot, error)
+                    except httpx.HTTPError as error:
+                        _fail(run, boot, f"gone during {row.name} {repeat + 1}: {error or type(error).__name__}")
                         del targets[boot.name]
                         continue
                     left = (time.monotonic() - begin) / passed * (total - passed)
                     rate = f"{result['requests_per_s']:.2f} req/s" if "requests_per_s" in result else result["failed"]
+                    meant = "failed as expected: " if "failed" in result and row.expect == "failure" else ""
                     where = f"[{passed}/{total}, {left / 60:.0f} min left]"
-                    run.say(f"  {boot.name}/{row.name} {repeat + 1}/{row.repeats}: {rate}   {where}")
+                    run.say(f"  {boot.name}/{row.name} {repeat + 1}/{row.repeats}: {meant}{rate}   {where}")
 
 
-def _fail(run: Run, boot: Boot, error: Exception) -> None:
-    write(run.failure(boot), json.dumps({"boot": boot.name, "reason": str(error) or type(error).__name__}))
-    run.say(f"  {boot.name} failed and is passed over: {error}")
+def _fail(run: Run, boot: Boot, reason: str, *, came_up: bool = False) -> None:
+    write(run.folder.failure(boot), json.dumps({"boot": boot.name, "reason": reason, "came_up": came_up}))
+    meant = boot.expect == "failure" and not came_up
+    run.say(f"  {boot.name} {'failed as expected' if meant else 'failed and is passed over'}: {reason}")
 
 
 def _targets(run: Run, boots: Sequence[Boot], stack: contextlib.ExitStack) -> dict[str, tuple[engine.Target, str]]:
@@ -121,9 +140,12 @@ def _targets(run: Run, boots: Sequence[Boot], stack: contextlib.ExitStack) -> di
     """
     starts: list[tuple[Boot, Callable[[], str]]] = []
     for boot in boots:
+        if run.attached is None and (missing := conditions.model_missing(boot.model or run.plan.model)) is not None:
+            _fail(run, boot, missing)
+            continue
         run.say(f"{boot.name}: {boot.title or 'starting'}")
         if run.attached is None:
-            log = run.folder / "logs" / f"{boot.name}.log"
+            log = run.folder.path / "logs" / f"{boot.name}.log"
             environment, arguments = {**run.plan.environment, **boot.environment}, _arguments(run.plan, boot)
             model = boot.model or run.plan.model
             up = stack.enter_context(
@@ -136,10 +158,13 @@ def _targets(run: Run, boots: Sequence[Boot], stack: contextlib.ExitStack) -> di
     for boot, up in starts:
         try:
             target = _look(run, boot, up(), stack)
-            write(run.folder / "boots" / f"{boot.name}.json", json.dumps(_facts(run, boot, target), indent=2))
+            if boot.expect == "failure":
+                _fail(run, boot, "meant to fail, and it came up", came_up=True)
+                continue
+            write(run.folder.path / "boots" / f"{boot.name}.json", json.dumps(_facts(run, boot, target), indent=2))
             found[boot.name] = (target, run.attached.tokenizer if run.attached else boot.model or run.plan.model)
-        except (engine.StartError, httpx.HTTPError, OSError) as error:
-            _fail(run, boot, error)
+        except (engine.StartError, httpx.HTTPError) as error:
+            _fail(run, boot, str(error) or type(error).__name__)
     return found
 
 
@@ -148,7 +173,7 @@ def _look(run: Run, boot: Boot, url: str, stack: contextlib.ExitStack) -> engine
         return engine.look(url, run.attached.gateway, run.attached.api_key)
     front = None
     if any(row.through == "gateway" for row in boot.rows):
-        log = run.folder / "logs" / f"{boot.name}.gateway.log"
+        log = run.folder.path / "logs" / f"{boot.name}.gateway.log"
         front = stack.enter_context(engine.gateway(url, boot.gateway, log=log))
     return engine.look(url, front)
 
@@ -170,7 +195,7 @@ def _one(
     with watch.Watch(target.engine) as looking:
         try:
             figures = drive.measure(
-                row, requests, target, generator=generator, tokenizer=tokenizer, folder=run.folder / "work"
+                row, requests, target, generator=generator, tokenizer=tokenizer, folder=run.folder.path / "work"
             )
         except drive.DriveError as error:
             figures = {"failed": str(error)}
@@ -182,17 +207,21 @@ def _one(
         "engine": looking.report(),
         "nonce": nonce,
         "others": others,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    if "failed" in figures:
-        # A server that is gone fails the boot, and the rest of its rows with it.
+    if "failed" in figures or figures["completed"] < figures["requests"]:
+        # A server that is gone fails the boot, and the rest of its rows with it; half an answer is no figure.
         httpx.get(f"{target.engine}/health", timeout=10).raise_for_status()
-    write(run.file(boot, row, repeat), json.dumps(result))
+        if target.gateway and row.through == "gateway":
+            httpx.get(f"{target.gateway}/healthz", timeout=10).raise_for_status()
+    write(run.folder.row(boot, row, repeat), json.dumps(result))
     return result
 
 
 def _arguments(plan: Plan, boot: Boot) -> tuple[str, ...]:
     """The profile's, the plan's, the boot's: the later win, as the engine reads them."""
-    profile = profile_arguments(PROFILES / f"{boot.profile}.yaml") if boot.profile else ()
+    # What a profile (configs/engine) says, as arguments after the model: it then runs with another model's path.
+    profile = engine.arguments(read_profile(profile_path(boot.profile))) if boot.profile else ()
     return (*profile, *plan.arguments, *boot.arguments)
 
 
@@ -200,64 +229,3 @@ def _facts(run: Run, boot: Boot, target: engine.Target) -> dict[str, Any]:
     arguments = () if run.attached else _arguments(run.plan, boot)
     facts = {"boot": boot.name, "title": boot.title, "arguments": arguments, "model": target.model}
     return {**facts, **target.facts}
-
-
-def results(folder: Path, plan: Plan) -> dict[str, list[dict[str, Any]]]:
-    """boot/row to its repeats' figures, failed ones left out."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for boot, row, repeat in plan.measurements():
-        path = folder / "rows" / f"{boot.name}.{row.name}.{repeat}.json"
-        if path.exists():
-            figures = json.loads(path.read_text())
-            if "requests_per_s" in figures:
-                found.setdefault(f"{boot.name}/{row.name}", []).append(figures)
-    return found
-
-
-def failures(folder: Path, plan: Plan) -> dict[str, str]:
-    """boot, or boot/row repeat, to the reason it has no figures."""
-    found = {}
-    for path in sorted((folder / "failed").glob("*.json")):
-        failed = json.loads(path.read_text())
-        found[failed["boot"]] = failed["reason"]
-    for path in sorted((folder / "rows").glob("*.json")):
-        figures = json.loads(path.read_text())
-        if "failed" in figures:
-            found[f"{figures['boot']}/{figures['name']} {figures['repeat'] + 1}"] = figures["failed"]
-    return found
-
-
-def hardware(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Processor, memory and cards of this machine; no name of it."""
-    cpu = platform.processor() or "unknown"
-    with contextlib.suppress(OSError):
-        models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        cpu = models[0].partition(":")[2].strip() if models else cpu
-    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "memory_gib": round(gib, 1), "cards": cards()}
-
-
-def cards() -> list[str]:
-    """Names, memory and drivers of the NVIDIA cards; empty without."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False)
-    return answer.stdout.strip().splitlines() if answer.returncode == 0 else []
-
-
-def write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        half.write_text(text if text.endswith("\n") else f"{text}\n")
-        half.replace(path)
-    finally:
-        half.unlink(missing_ok=True)
-
-
-def profile_arguments(path: Path) -> tuple[str, ...]:
-    """What a profile (configs/engine) says, as arguments after the model: it then runs with another model's path."""
-    return engine.arguments(yaml.safe_load(path.read_text()))

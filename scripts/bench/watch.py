@@ -58,6 +58,12 @@ def until_idle(engine: str, limit_s: float) -> int:
         time.sleep(0.2)
 
 
+def started(engine: str) -> float | None:
+    """When the server's process began, s since 1970; None where it does not say. Raises httpx's errors."""
+    page = httpx.get(f"{engine}/metrics", timeout=30).raise_for_status().text
+    return sums(page).get("process_start_time_seconds")
+
+
 @dataclass
 class Watch:
     """Use as a context manager around a measurement; `report` afterwards."""

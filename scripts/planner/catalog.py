@@ -1,5 +1,6 @@
 """Finds a model by directory or by name: downloaded ones first, then the shapes that ship with the planner."""
 
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,18 +18,21 @@ MISMATCH = 0.02
 
 def find_model(wanted: str, environ: Mapping[str, str] = os.environ) -> tuple[Model, Part]:
     """The model and its weights as the plan's first part. Raises PlanError for a directory that is not whole."""
-    directory = _directory(wanted, environ)
-    if directory is not None:
-        return _from_directory(directory, wanted)
+    found = directory(wanted, environ)
+    if found is not None:
+        return _from_directory(found, wanted)
     shape = SHAPES / f"{wanted}.json"
     if "/" in wanted or not shape.is_file():
-        names = ", ".join(sorted(path.stem for path in SHAPES.glob("*.json")))
-        raise PlanError(f"no model {wanted!r}: give a directory with a config.json, or one of {names}")
+        names = sorted(path.stem for path in SHAPES.glob("*.json"))
+        near = difflib.get_close_matches(wanted.lower(), names, n=2, cutoff=0.6)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise PlanError(f"no model {wanted!r}: {hint}give a directory with a config.json, or one of {', '.join(names)}")
     model = parse_model(read_json_object(shape), wanted)
     return model, _computed(model, "no checkpoint read")
 
 
-def _directory(wanted: str, environ: Mapping[str, str]) -> Path | None:
+def directory(wanted: str, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Where a model lies: a path, or a name below MODELS_DIR or in the user's cache. None where it is not here."""
     path = Path(wanted).expanduser()
     if path.is_dir():
         return path

@@ -1,5 +1,6 @@
 """The engine settings that move memory, and their defaults on a card."""
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,11 +77,19 @@ def checked(settings: Settings, model: Model, cpu: bool = False) -> Settings:
     return settings
 
 
+def profile_path(given: str) -> Path:
+    """A profile's file: a path to one, or its name in configs/engine."""
+    path = Path(given).expanduser()
+    return path if path.suffix in (".yaml", ".yml") else PROFILES / f"{given}.yaml"
+
+
 def read_profile(path: Path) -> dict[str, Any]:
     """A vLLM config file as a flat mapping with dashes in its keys."""
     if not path.is_file():
-        names = ", ".join(sorted(p.stem for p in PROFILES.glob("*.yaml")))
-        raise PlanError(f"no profile {path}; shipped: {names}")
+        shipped = sorted(p.stem for p in PROFILES.glob("*.yaml"))
+        near = difflib.get_close_matches(path.stem.lower(), shipped, n=2, cutoff=0.6)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"shipped: {', '.join(shipped)}"
+        raise PlanError(f"no profile {path}: {hint}")
     try:
         found = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -1,13 +1,14 @@
 """Finds the engine flags and gateway limits that serve the most within the SLO here, and puts them in place.
 
-    python -m scripts.tune PROFILE --model DIR [--workload chat] [--ttft-s S] [--itl-s S] [--budget-s S] [--trials N]
+    python -m scripts.tune PROFILE [--model DIR] [--workload chat] [--ttft-s S] [--itl-s S] [--budget-s S] [--trials N]
                            [--image IMAGE] [--kv-fp8] [--keep] [--out DIR] [--dry-run] [--json]
     python -m scripts.tune PROFILE --revert
 
 The profile (configs/engine/PROFILE.yaml) and configs/gateway.yaml are changed only where the gain is beyond the spread
 of the repeats and a soak held; --keep only reports. A run that was interrupted goes on with its trials. Nothing else
 may use the card meanwhile: `make down` first. Exit codes: 0 tuned, or kept for a reason; 1 the current profile can't be
-measured; 2 wrong usage; 130 or 143 interrupted, files untouched.
+measured, or a file can't be written; 2 wrong usage, or model, engine or card are not there; 130 or 143 interrupted,
+files untouched.
 """
 
 from __future__ import annotations
@@ -17,129 +18,139 @@ import json
 import shutil
 import signal
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from scripts._children import Terminated, raise_on_termination
-from scripts.bench import engine, runner
+from scripts.bench import conditions, engine
+from scripts.bench.folder import write
 from scripts.bench.generator import Generator
-from scripts.tune import decide, loop, report, settings, space
+from scripts.bench.hardware import hardware
+from scripts.checks.probes import Probes
+from scripts.planner import PlanError
+from scripts.planner.settings import profile_path, read_profile
+from scripts.tune import checks, decide, loop, report, search, settings, space
+from scripts.tune.arguments import parse
 from scripts.tune.probe import Setup
-
-ROOT = Path(__file__).parent.parent.parent
-GATEWAY = ROOT / "configs" / "gateway.yaml"
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    promised = yaml.safe_load((ROOT / "configs/slo.yaml").read_text())
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("profile", help="a file of configs/engine, without .yaml, or a path")
-    parser.add_argument("--model", help="the model's directory on this machine")
-    parser.add_argument("--workload", choices=["chat", "prefix", "long", "mixed"], default="chat")
-    parser.add_argument("--ttft-s", type=float, default=promised["ttft"]["limit_s"], help="default: configs/slo.yaml's")
-    parser.add_argument("--itl-s", type=float, default=promised["itl"]["limit_s"], help="default: configs/slo.yaml's")
-    parser.add_argument(
-        "--budget-s", type=float, default=2400, help="for the search; confirming and soaking come after"
-    )
-    parser.add_argument("--trials", type=int, default=12)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--soak-s", type=float, default=120)
-    parser.add_argument("--most-in-flight", type=int, default=512)
-    parser.add_argument(
-        "--waves", type=int, default=4, help="requests of a measurement, as multiples of those in flight"
-    )
-    parser.add_argument("--platform", choices=["gpu", "cpu"], default="gpu" if runner.cards() else "cpu")
-    parser.add_argument("--kv-fp8", action="store_true", help="also try a KV cache in 8 bits, which rounds")
-    parser.add_argument("--gateway-settings", type=Path, default=GATEWAY)
-    parser.add_argument("--python", default=str(ROOT / ".venv-engine/bin/python"), help="of the environment with vLLM")
-    parser.add_argument("--image", help="start engines in Docker from this image, with all GPUs")
-    parser.add_argument("--out", type=Path, help="the results' folder (default: results/tune/PROFILE)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", action="store_true", help="report only")
-    parser.add_argument("--revert", action="store_true", help="put back what the last run replaced")
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args(argv)
-    if not arguments.revert and not arguments.model:
-        parser.error("--model: the model's directory on this machine")
-    return arguments
+from scripts.tune.task import Task
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parse(argv)
-    given = Path(arguments.profile)
-    path = given if given.suffix == ".yaml" else runner.PROFILES / f"{given}.yaml"
-    folder = (arguments.out or ROOT / "results" / "tune" / path.stem).absolute()
+    arguments = parse(argv, __doc__)
+    path = profile_path(arguments.profile)
+    folder = (arguments.out or engine.ROOT / "results" / "tune" / path.stem).absolute()
     if arguments.revert:
         return _revert(folder / "before")
     try:
-        profile = settings.read(path)
-    except OSError as error:
-        print(f"tune: {path}: {error.strerror}", file=sys.stderr)
+        profile = read_profile(path)
+    except PlanError as error:
+        print(f"tune: {error}", file=sys.stderr)
         return 2
-    candidates = space.space(arguments.platform, kv_fp8=arguments.kv_fp8)
+    task = _task(arguments, profile, folder)
+    wrong = list(
+        checks.problems(
+            path, task.setup.model or None, task.setup.launcher, arguments.platform, Probes(), any_card=arguments.stated
+        )
+    )
+    for line in wrong:
+        print(f"tune: {line}", file=sys.stderr)
+    if wrong:
+        return 2
     if arguments.dry_run:
-        print(f"{path}: " + "; ".join(f"{name} of {values}" for name, values in candidates.items()))
+        print(_plan(path, task, arguments))
         return 0
-    task = _task(arguments, profile, candidates, folder, path)
     raise_on_termination()
     try:
-        with task.setup.generator:
-            found = loop.tune(task)
-    except loop.FAILURES as error:
+        return _tune(arguments, path, task)
+    except search.FAILURES as error:
         print(f"tune: the current profile can't be measured: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"tune: {error}; the profile is as it was, and the same command goes on", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        code = 128 + signal.SIGINT
     except Terminated:
-        return 128 + signal.SIGTERM
+        code = 128 + signal.SIGTERM
+    print("interrupted; the profile is as it was, and the same command goes on with the trials made", file=sys.stderr)
+    return code
+
+
+def _plan(path: Path, task: Task, arguments: argparse.Namespace) -> str:
+    setup = task.setup
+    return "\n".join(
+        [
+            f"{path}, with {setup.model}",
+            f"tried: {'; '.join(f'{name} of {values}' for name, values in task.candidates.items())}",
+            f"promise: TTFT {setup.slo.ttft_s} s, ITL {setup.slo.itl_s} s for 95 % of the tokens of {setup.workload}",
+            f"time: {task.budget_s / 60:.0f} min in all, {task.trials} trials at most, {task.repeats} repeats",
+            f"changed where better: {path}, {arguments.gateway_settings}",
+        ]
+    )
+
+
+def _tune(arguments: argparse.Namespace, path: Path, task: Task) -> int:
+    folder = task.setup.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    differs = search.take_up(folder, _conditions(arguments, task))
+    if differs:
+        task.say(f"an earlier run's trials do not count here ({'; '.join(differs)})")
+    with task.setup.generator:
+        found = loop.tune(task)
     loop.save(folder / "report.json", found, task.setup.slo)
-    runner.write(folder / "report.md", report.render(found, path.stem))
-    (folder / "study.journal").unlink(missing_ok=True)  # done: the next run starts anew
+    write(folder / "report.md", report.render(found, path.stem))
+    search.forget(folder)  # done: the next run starts anew
     if found["replaced"] and not arguments.keep:
         _put_in_place(path, arguments.gateway_settings, found, folder / "before")
     print(json.dumps(found, indent=2) if arguments.json else (folder / "report.md").read_text(), end="")
     return 0
 
 
-def _task(
-    arguments: argparse.Namespace, profile: dict[str, Any], candidates: dict[str, list[Any]], folder: Path, path: Path
-) -> loop.Task:
-    folder.mkdir(parents=True, exist_ok=True)
-    _forget_another(folder, path.read_text())
+def _task(arguments: argparse.Namespace, profile: dict[str, Any], folder: Path) -> Task:
     setup = Setup(
         launcher=engine.Launcher(arguments.python, arguments.image),
         generator=Generator(arguments.python),
-        model=arguments.model,
+        model=arguments.model or checks.model_of(profile) or "",
         workload=arguments.workload,
         slo=decide.Slo(arguments.ttft_s, arguments.itl_s),
         most_in_flight=arguments.most_in_flight,
         waves=arguments.waves,
+        answer_tokens=arguments.answer_tokens,
         environment={},
         folder=folder,
     )
-    return loop.Task(
+    return Task(
         setup=setup,
         profile=profile,
-        candidates=candidates,
+        candidates=space.space(arguments.platform, kv_fp8=arguments.kv_fp8),
         budget_s=arguments.budget_s,
         trials=arguments.trials,
         repeats=arguments.repeats,
+        gain=arguments.gain,
         soak_s=arguments.soak_s,
         seed=arguments.seed,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
 
 
-def _forget_another(folder: Path, text: str) -> None:
-    """Trials of a profile that has changed since say nothing about this one."""
-    kept = folder / "profile.yaml"
-    if kept.exists() and kept.read_text().rstrip() != text.rstrip():
-        (folder / "study.journal").unlink(missing_ok=True)
-    runner.write(kept, text)
+def _conditions(arguments: argparse.Namespace, task: Task) -> dict[str, Any]:
+    """All that a trial's figure depends on."""
+    setup = task.setup
+    return {
+        "profile": task.profile,
+        "candidates": task.candidates,
+        "model": conditions.model_identity(setup.model),
+        "engine": conditions.engine_version(setup.launcher),
+        "workload": setup.workload,
+        "slo": asdict(setup.slo),
+        "most in flight": setup.most_in_flight,
+        "waves": setup.waves,
+        "answer tokens": setup.answer_tokens,
+        "seed": arguments.seed,
+        "hardware": hardware(),
+    }
 
 
 def _put_in_place(profile: Path, gateway: Path, found: dict[str, Any], kept: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Slo:
-    """What a client is promised; 95 % of a measurement's tokens must keep it."""
+    """What a client is promised; SHARE of the tokens must keep it."""
 
     ttft_s: float
     itl_s: float
@@ -25,9 +25,32 @@ def within(figures: Mapping[str, Any], slo: Slo) -> bool:
     )
 
 
-def better(current: Sequence[float], candidate: Sequence[float]) -> bool:
-    """Whether the candidate's worst repeat beats the current one's best: beyond what repeats of either differ by."""
-    return bool(current and candidate) and min(candidate) > max(current)
+SHARE = 0.95
+
+
+def kept(rounds: Sequence[tuple[Sequence[float], Sequence[float]]], slo: Slo) -> tuple[float, float]:
+    """Shares of all rounds' first tokens and of all times between tokens, s, that kept the SLO; 1.0 of nothing."""
+    firsts = [first for each, _ in rounds for first in each]
+    between = [gap for _, each in rounds for gap in each]
+    return _share(firsts, slo.ttft_s), _share(between, slo.itl_s)
+
+
+def _share(values: Sequence[float], limit: float) -> float:
+    return sum(value <= limit for value in values) / len(values) if values else 1.0
+
+
+def better(current: Sequence[float], candidate: Sequence[float], gain: float = 1.0) -> bool:
+    """Whether the candidate's worst repeat beats `gain` times the current one's best: more than repeats differ by."""
+    return bool(current and candidate) and min(candidate) > max(current) * gain
+
+
+def decode_tokens_per_s(figures: Mapping[str, Any], in_flight: int) -> float | None:
+    """Tokens/s while nothing but answers is computed: those in flight by the median time between a stream's tokens.
+
+    None for answers of one token.
+    """
+    between = figures["itl_ms"]
+    return in_flight * 1000 / between["50"] if between and between["50"] else None
 
 
 def next_level(measured: Mapping[int, tuple[bool, float]], start: int, most: int) -> int | None:

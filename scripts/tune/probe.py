@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from scripts.bench.plan import Row, Workload
 from scripts.tune import decide, space
 
 START_S = 1800
+SHORT_TOKENS = 16  # of a short completion, where answers are cut at all: the merge limit asks about many small calls
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Setup:
     slo: decide.Slo
     most_in_flight: int
     waves: int  # requests of a measurement: its number in flight times this
+    answer_tokens: int | None  # of every answer; None: the workload's own lengths
     environment: Mapping[str, str]
     folder: Path
 
@@ -39,7 +42,10 @@ class Probe:
 
     setup: Setup
     target: engine.Target
+    boot_s: float = 0.0
     levels: dict[int, tuple[bool, float]] = field(default_factory=dict)
+    serve_s: float = 0.0  # how long the last `serve` took
+    decode: float | None = None  # its decode rate, tokens/s
     _repeats: collections.Counter[tuple[str, int | None]] = field(default_factory=collections.Counter)
 
     def prefill_tokens_per_s(self) -> float:
@@ -55,9 +61,16 @@ class Probe:
             workload=self.setup.workload,
             requests=max(8, in_flight * self.setup.waves),
             in_flight=in_flight,
+            answer_tokens=self.setup.answer_tokens,
         )
         figures = self.drive(row, self.target)
+        self.serve_s = float(figures["duration_s"])
+        self.decode = decide.decode_tokens_per_s(figures, in_flight)
         return decide.within(figures, self.setup.slo), float(figures["generation_tokens_per_s"]), figures
+
+    def times(self) -> tuple[list[float], list[float]]:
+        """Every answered stream's time to its first token, and every time between two tokens, s, of the last drive."""
+        return drive.times(self.setup.folder)
 
     def saturate(self, start: int) -> tuple[int, float]:
         """(number in flight, generation tokens/s) of the most it serves within the SLO; (0, 0.0) where nothing is."""
@@ -68,11 +81,13 @@ class Probe:
 
     def short_answers(self, in_flight: int, through: engine.Target) -> float:
         """Short whole completions a second through a gateway."""
+        tokens = self.setup.answer_tokens
         row = Row(
             name="short",
             workload="short",
-            requests=in_flight * 4,
+            requests=in_flight * self.setup.waves,
             in_flight=in_flight,
+            answer_tokens=None if tokens is None else min(tokens, SHORT_TOKENS),
             endpoint="completions",
             stream=False,
             through="gateway",
@@ -105,9 +120,11 @@ class Probe:
 @contextlib.contextmanager
 def booted(setup: Setup, flags: space.Flags, name: str) -> Iterator[Probe]:
     """An engine with these flags; gone afterwards. Raises engine.StartError."""
+    begin = time.monotonic()
     log = setup.folder / f"{name}.log"
     arguments = engine.arguments(flags)
     with engine.starting(
         setup.launcher, setup.model, arguments, environment=setup.environment, log=log, start_s=START_S
     ) as up:
-        yield Probe(setup, engine.look(up()))
+        target = engine.look(up())
+        yield Probe(setup, target, boot_s=time.monotonic() - begin)

@@ -15,13 +15,14 @@ def render(report: Mapping[str, Any], profile: str) -> str:
     current, best = report["current"], report.get("best")
     lines = [f"# make tune: {profile}", "", verdict(report), ""]
     lines += [
-        "| | tokens/s within the SLO | in flight | prefill, tokens/s | KV tokens | changes |",
-        "|---|---|---|---|---|---|",
+        "| | tokens/s within the SLO | in flight | prefill, tokens/s | decode, tokens/s | KV tokens | changes |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, found in (("before", current), ("best trial", best)):
         if found:
             changes = ", ".join(f"{k}: {v}" for k, v in found.get("changes", {}).items())
             cells = [name, _repeats(found["repeats"]), str(found["in_flight"]), f"{found['prefill_tokens_per_s']:.0f}"]
+            cells.append(f"{found['decode_tokens_per_s']:.0f}" if found["decode_tokens_per_s"] else "–")
             lines.append(f"| {' | '.join([*cells, str(found['kv_tokens']), changes])} |")
     lines += ["", "Trials:", ""]
     for trial in report["trials"]:
@@ -31,7 +32,8 @@ def render(report: Mapping[str, Any], profile: str) -> str:
     soak = report["soak"]
     lines += ["", "Gateway limits:", "", *(f"- {name}: {value}" for name, value in report["limits"].items()), ""]
     lines.append(
-        f"Soak: {soak['rounds']} rounds, {soak['within_slo']} within the SLO, {soak['lost']} requests lost, "
+        f"Soak: {soak['rounds']} rounds with {soak['in_flight']} in flight, {soak['lost']} requests lost, "
+        f"{soak['ttft_kept']:.1%} of first tokens and {soak['itl_kept']:.1%} of the others within the SLO, "
         f"{soak['tokens_per_s']['median']:.0f} tokens/s."
     )
     return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from scripts.bench.runner import write
+from scripts.bench.folder import write
 
 
 class NothingToRevertError(Exception):
@@ -43,7 +43,7 @@ def rewritten(text: str, changes: Mapping[str, Any], comment: str) -> str:
             if section not in node:
                 node[section] = {}
             node = node[section]
-        node[leaf] = value
+        node[leaf.replace("-", "_") if leaf.replace("-", "_") in node else leaf] = value  # vLLM reads either spelling
     stream = io.StringIO()
     yaml.dump(document, stream)
     return f"{stream.getvalue().rstrip()}\n\n# {', '.join(changes)}: {comment}\n"

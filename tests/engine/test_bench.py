@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from scripts import model_fetch
-from tests.engine.conftest import Stack
+from tests.engine.conftest import Stack, until
 
 ROOT = Path(__file__).parent.parent.parent
 SMOKE = "configs/bench/smoke.yaml"
@@ -30,21 +30,12 @@ def attached(stack: Stack, out: Path, plan: str) -> list[str]:
     return command(plan, *where, "--out", str(out))
 
 
-def one_boot(tmp_path: Path) -> str:
-    """The smoke's first boot alone: an attached engine can't be started with another flag."""
-    text = (ROOT / SMOKE).read_text()
-    path = tmp_path / "attached.yaml"
-    head, _, rest = text.partition("  - name: unknown-flag")
-    path.write_text(head + "ratios" + rest.partition("ratios")[2])
-    return str(path)
-
-
 @pytest.fixture(scope="module")
 def measured(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A run ended by SIGTERM after its first measurement, and gone on with; (folder, what the first one said)."""
     folder = tmp_path_factory.mktemp("bench")
     out = folder / "out"
-    run = attached(stack, out, one_boot(folder))
+    run = attached(stack, out, SMOKE)  # its step with a flag of its own is left out: a running engine keeps its flags
     first = subprocess.Popen(run, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 240
     while not list(out.glob("rows/*.json")) and time.monotonic() < until:
@@ -109,7 +100,7 @@ def test_engines_side_by_side_are_measured_and_one_that_cannot_start_is_told_in_
     smoke, out = yaml.safe_load((ROOT / SMOKE).read_text()), tmp_path / "out"
     fine, unknown = smoke["boots"]
     one = {"name": "one", "workload": "short", "requests": 2, "in_flight": 2, "repeats": 2}
-    boots = [unknown, {**fine, "rows": [one, {**one, "name": "two", "through": "gateway"}]}]
+    boots = [{**unknown, "expect": "success"}, {**fine, "rows": [one, {**one, "name": "two", "through": "gateway"}]}]
     plan = tmp_path / "plan.yaml"
     plan.write_text(yaml.safe_dump({**smoke, "together": True, "boots": boots, "ratios": []}))
     ran = subprocess.run(
@@ -123,10 +114,43 @@ def test_engines_side_by_side_are_measured_and_one_that_cannot_start_is_told_in_
 
 
 def test_no_server_there_is_one_line_and_nothing_measured(tmp_path: Path) -> None:
-    run = command(
-        one_boot(tmp_path), "--engine", "http://127.0.0.1:9", "--tokenizer", "x", "--out", str(tmp_path / "o")
-    )
+    where = ("--engine", "http://127.0.0.1:9", "--tokenizer", str(model_fetch.model_dir()))
+    run = command(SMOKE, *where, "--out", str(tmp_path / "o"))
     ran = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 1
     assert "http://127.0.0.1:9 does not answer as a vLLM server does" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    run = command(SMOKE, "--engine", "http://127.0.0.1:9", "--tokenizer", "x", "--out", str(tmp_path / "o"))
+    ran = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("bench: --tokenizer: no model in x: there is no such directory")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_a_load_generator_that_is_killed_is_named_and_the_row_can_be_measured_again(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """The kernel kills the greediest process when memory is short."""
+    row = {"name": "chat", "workload": "chat", "requests": 64, "in_flight": 4, "repeats": 1}
+    plan, out = tmp_path / "plan.yaml", tmp_path / "out"
+    plan.write_text(yaml.safe_dump({"title": "t", "model": "m", "boots": [{"name": "here", "rows": [row]}]}))
+    run = subprocess.Popen(attached(stack, out, str(plan)), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    until(lambda: stack.engine_metric("vllm:num_requests_running") > 0, "requests in flight", 240)
+    (generator,) = (p for p in psutil.Process(run.pid).children() if "resident.py" in " ".join(p.cmdline()))
+    generator.kill()
+    said = run.communicate(timeout=60)[1]
+    assert run.returncode == 1
+    assert "here/chat 1/1: vllm bench serve was killed by signal 9, as the kernel does when memory is short" in said
+    assert "Traceback" not in said
+    again = subprocess.run(
+        [*attached(stack, out, str(plan)), "--retry", "--dry-run"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (again.returncode, again.stdout) == (0, "here/chat 1/1\n"), again.stderr

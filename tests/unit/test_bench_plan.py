@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from scripts.bench import compare, figures, plan, report, runner, workloads
+from scripts.bench import compare, conditions, figures, plan, report, workloads
 from scripts.bench.__main__ import main
+from scripts.bench.folder import Folder
+from scripts.planner.settings import profile_path, read_profile
 
 ROOT = Path(__file__).parent.parent.parent
 SHIPPED = sorted((ROOT / "configs/bench").glob("*.yaml"))
@@ -37,7 +39,7 @@ def test_every_shipped_plan_loads_and_its_profiles_exist(path: Path) -> None:
     chosen = plan.load(path)
     for boot in chosen.boots:
         if boot.profile:
-            assert (runner.PROFILES / f"{boot.profile}.yaml").exists()
+            assert read_profile(profile_path(boot.profile))
 
 
 def test_every_second_round_goes_backwards(tmp_path: Path) -> None:
@@ -73,29 +75,35 @@ def test_a_plan_that_cannot_be_used_is_told_in_one_line(
     assert said.count("\n") == 1
 
 
-def test_another_plans_folder_is_refused_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "plan.json").write_text("{}")
-    assert main([str(write(tmp_path, TWO)), "--out", str(out)]) == 2
-    assert "holds another plan's results" in capsys.readouterr().err
-    assert (out / "plan.json").read_text() == "{}"
+def test_a_folder_of_an_unknown_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, plan.load(write(tmp_path, TWO)))
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(plan.PlanError, match="do not say what they were made with: --fresh moves them aside"):
+        folder.take_up({}, retry=False, fresh=False, same_flags=False)
+    assert (tmp_path / "plan.json").read_text() == "{}"
 
 
-def test_a_folder_that_takes_no_result_is_told_in_one_line_and_left_without_halves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("scripts.bench.__main__.raise_on_termination", lambda: None)  # would be the test run's, too
-    row = "{name: r, workload: short, requests: 1, in_flight: 1, repeats: 1, endpoint: completions, stream: false}"
-    text = f"title: t\nmodel: m\nboots:\n  - {{name: a, title: a, rows: [{row}]}}\n"
-    (tmp_path / "plan.yaml").write_text(text)
-    out = tmp_path / "out"
-    (out / "report.md").mkdir(parents=True)
-    assert main([str(tmp_path / "plan.yaml"), "--out", str(out), "--python", "/nowhere"]) == 1
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("bench: [Errno 21] Is a directory: ")
-    assert last.endswith("; the same command goes on")
-    assert list(out.rglob(".*")) == []
+def test_what_differs_is_told_by_name() -> None:
+    boots = [{"name": "a", "arguments": ["--x"], "rows": [{"name": "r", "requests": 4}]}]
+    other = [{"name": "a", "arguments": [], "rows": [{"name": "r", "requests": 8}]}, {"name": "b"}]
+    old, new = ({"plan": conditions.by_name({"boots": each}), "version": "1"} for each in (boots, other))
+    assert conditions.changed(old, {**new, "version": "2"}) == [
+        "plan.boots.a.arguments: --x → nothing",
+        "plan.boots.a.rows.r.requests: 4 → 8",
+        "version: 1 → 2",
+    ]
+
+
+def test_a_running_engine_is_asked_nothing_that_wants_flags(tmp_path: Path) -> None:
+    flagged = TWO.replace(
+        "  - name: a",
+        "  - name: b\n    arguments: [--x]\n    rows: [{name: x, workload: chat, requests: 1}]\n  - name: a",
+    )
+    chosen = plan.load(write(tmp_path, flagged + "ratios: [{name: r, over: a/x, under: b/x}]\nladder: [a/x, b/x]"))
+    assert [boot.name for boot in chosen.attached().boots] == ["a"]
+    assert (chosen.attached().ratios, chosen.attached().ladder) == ((), ("a/x",))
+    with pytest.raises(plan.PlanError, match="leave --engine out"):
+        plan.load(write(tmp_path, flagged[: flagged.index("  - name: a")])).attached()
 
 
 def test_the_same_seed_gives_the_same_requests_and_another_none_of_them() -> None:
@@ -155,7 +163,14 @@ def result(rate: float, **more: Any) -> dict[str, Any]:
 def summary_of(chosen: plan.Plan, results: dict[str, list[dict[str, Any]]], **more: Any) -> dict[str, Any]:
     hardware = {"cpu": "c", "cores": 2, "memory_gib": 1.0, "cards": []}
     boots = {"a": {"boot": "a", "title": "t", "arguments": ["--x"], "model": "m", "version": "0.32.0"}}
-    head = {"title": chosen.title, "date": "2030-01-01", "hardware": hardware, "boots": boots, "failures": {}}
+    head = {
+        "title": chosen.title,
+        "date": "2030-01-01",
+        "hardware": hardware,
+        "boots": boots,
+        "failures": {},
+        "failed_as_expected": {},
+    }
     return {**head, **figures.summarise(chosen, results), **more}
 
 
@@ -201,6 +216,13 @@ def test_the_reports_hold_rows_ratios_errors_and_pictures(chosen: plan.Plan) -> 
     assert "http" not in page.replace("http-equiv", "")  # self-contained
 
 
+def test_a_report_of_nothing_measured_has_no_pictures_and_no_warnings(chosen: plan.Plan) -> None:
+    summary = summary_of(chosen, {}, failures={"a": "no memory"}, failed_as_expected={"b": "no such flag"})
+    page = report.page(chosen, summary, {})
+    assert "data:image" not in page
+    assert page.index("Failed, and was meant to") < page.index("no such flag") < page.index("no memory")
+
+
 def test_a_measurement_beside_others_is_called_one(chosen: plan.Plan) -> None:
     summary = summary_of(chosen, {"a/x": [result(10, others=3)]})
     assert "a/x was measured beside 3 requests of somebody else" in report.markdown(chosen, summary)
@@ -226,4 +248,26 @@ def test_runs_without_a_common_measurement_are_not_compared(
         (tmp_path / name / "summary.json").write_text(json.dumps(summary_of(chosen, rows)))
     assert compare.main([str(tmp_path / "one"), str(tmp_path / "two")]) == 1
     assert "no measurement in common" in capsys.readouterr().err
-    assert compare.main([str(tmp_path / "one"), str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("", "bench-compare: name two runs' folders: make bench-compare A=results/bench/one B="),
+        ("none", "none: No such file or directory; A and B are folders of make bench"),
+        ("empty", "empty/summary.json: No such file or directory; "),
+        ("text", "text is no JSON; "),
+        ("other.json", "other.json is not the summary of a make bench run: it has no rows, boots and hardware"),
+    ],
+)
+def test_what_is_no_run_is_not_compared_in_one_line(
+    chosen: plan.Plan, tmp_path: Path, given: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(summary_of(chosen, {"a/x": [result(1)]})))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("# a report")
+    (tmp_path / "other.json").write_text('{"ok": true}')
+    assert compare.main([str(tmp_path), str(tmp_path / given) if given else ""]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1

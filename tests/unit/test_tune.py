@@ -10,8 +10,12 @@ import yaml
 
 from gateway.settings import load
 from scripts.bench import engine
-from scripts.tune import decide, report, settings, space
+from scripts.bench.generator import Generator
+from scripts.checks.probes import Probes, Ran
+from scripts.tune import checks, clock, decide, report, search, settings, space
 from scripts.tune.__main__ import main
+from scripts.tune.probe import Setup
+from scripts.tune.task import Task
 
 ROOT = Path(__file__).parent.parent.parent
 SLO = decide.Slo(ttft_s=2.0, itl_s=0.1)
@@ -79,6 +83,65 @@ def test_saturation_is_the_most_served_within_the_slo() -> None:
     assert decide.saturation({1: (False, 10)}) == (0, 0.0)
 
 
+def test_the_slo_is_kept_or_not_over_all_rounds_together() -> None:
+    good, slow = ([1.0] * 9, [0.05] * 90), ([1.0] * 8 + [3.0], [0.05] * 80 + [0.2] * 10)
+    assert decide.kept([good], SLO) == (1.0, 1.0)
+    assert decide.kept([good, slow], SLO) == (17 / 18, 170 / 180)
+    assert decide.kept([([], [])], SLO) == (1.0, 1.0)
+
+
+def test_a_gain_that_is_asked_for_must_be_reached() -> None:
+    assert decide.better([100.0], [103.5], gain=1.03)
+    assert not decide.better([100.0], [102.5], gain=1.03)
+
+
+def test_decoding_is_what_the_streams_give_together() -> None:
+    assert decide.decode_tokens_per_s({"itl_ms": {"50": 40.0}}, 4) == 100
+    assert decide.decode_tokens_per_s({"itl_ms": None}, 4) is None
+
+
+COST = clock.Cost(boot_s=30, prefill_s=10, repeat_s=20)
+
+
+def test_the_search_ends_so_that_what_follows_still_fits() -> None:
+    rest = clock.rest_s(COST, repeats=3, soak_s=45)
+    assert rest == (30 + 10 + 60) + (30 + 20) + (30 + 30 + 45 + 20)
+    assert clock.another(200, 780, [75, 60], COST, rest)
+    assert not clock.another(500, 780, [75, 60], COST, rest)
+    assert not clock.another(200, 780, [400], COST, rest)  # as long as the longest before it
+    assert clock.another(900, 780, [], COST, rest)  # the first is always made
+
+
+def a_task(folder: Path) -> Task:
+    setup = Setup(
+        engine.Launcher("python"), Generator("python"), "m", "chat", SLO, 8, 2, None, environment={}, folder=folder
+    )
+    return Task(setup, {}, space.space("cpu"), 60, 3, 2, 1.0, 1, 0, print)
+
+
+def test_a_trial_that_was_cut_off_stands_in_line_once_more(tmp_path: Path) -> None:
+    task = a_task(tmp_path)
+    study = search.open_study(task)
+    cut = study.ask()
+    first = {name: cut.suggest_categorical(name, values) for name, values in task.candidates.items()}
+    for _ in range(2):  # interrupted again before it came to the turn
+        study = search.open_study(task)
+        assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"]
+    again = study.ask()
+    assert {name: again.suggest_categorical(name, values) for name, values in task.candidates.items()} == first
+
+
+def test_trials_of_other_conditions_do_not_count(tmp_path: Path) -> None:
+    search.open_study(a_task(tmp_path))
+    now = {"slo": {"ttft_s": 2.0}, "model": "m"}
+    assert search.take_up(tmp_path, now) == ["slo.ttft_s: nothing → 2.0", "model: nothing → m"]
+    search.open_study(a_task(tmp_path))
+    assert search.take_up(tmp_path, now) == []
+    assert (tmp_path / search.JOURNAL).exists()
+    assert search.take_up(tmp_path, {**now, "slo": {"ttft_s": 1.0}}) == ["slo.ttft_s: 2.0 → 1.0"]
+    assert not (tmp_path / search.JOURNAL).exists()
+
+
 def test_the_queue_holds_what_is_prefilled_within_the_promise() -> None:
     assert decide.queue_tokens(10_000, SLO) == 20_000
     assert decide.queue_tokens(1, SLO) == 1024
@@ -137,16 +200,78 @@ def test_revert_puts_back_exactly_what_was_there_once(tmp_path: Path) -> None:
         settings.revert(kept)
 
 
+XML = """<nvidia_smi_log><driver_version>580.1</driver_version><gpu id="0"><product_name>{name}</product_name>
+<fb_memory_usage><total>24564 MiB</total><used>10 MiB</used><free>24000 MiB</free></fb_memory_usage>
+<processes>{processes}</processes></gpu></nvidia_smi_log>"""
+HELD = "<process_info><pid>7</pid><process_name>VLLM::EngineCore</process_name></process_info>"
+
+
+@pytest.mark.parametrize(
+    ("xml", "any_card", "says"),
+    [
+        (
+            None,
+            False,
+            ["p.rtx4090.yaml is for a card of the kind rtx4090, and no NVIDIA card answers here; --platform cpu"],
+        ),
+        (XML.format(name="NVIDIA GeForce RTX 4090", processes=""), False, []),
+        (
+            XML.format(name="NVIDIA H200", processes=""),
+            False,
+            ["is for a card of the kind rtx4090, and here is NVIDIA H200"],
+        ),
+        (XML.format(name="NVIDIA H200", processes=""), True, []),
+        (
+            XML.format(name="NVIDIA GeForce RTX 4090", processes=HELD),
+            False,
+            ["on the card already (VLLM::EngineCore): make down"],
+        ),
+    ],
+)
+def test_the_card_must_be_the_profiles_and_free(
+    xml: str | None, any_card: bool, says: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    probes = Probes(run=lambda command, environ=None: None if xml is None else Ran(0, xml if "-x" in command else ""))
+    launcher = engine.Launcher(str(tmp_path / "python"))
+    found = list(checks.problems(Path("p.rtx4090.yaml"), str(tmp_path), launcher, "gpu", probes, any_card=any_card))
+    assert "has no vLLM: make .venv-engine/.installed" in found[0]
+    assert len(found) == 1 + len(says)
+    assert all(part in line for part, line in zip(says, found[1:], strict=True))
+
+
+def test_a_profile_says_its_platform_and_its_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    none = Probes(run=lambda command, environ=None: None)
+    assert checks.platform_of("smollm2-135m.cpu.yaml", none) == "cpu"
+    assert checks.platform_of("llama3-8b-awq.rtx4090.fp8kv.yaml", none) == "gpu"
+    assert checks.platform_of("mine.yaml", none) == "cpu"
+    monkeypatch.setenv("MODELS_DIR", str(tmp_path))
+    place = tmp_path / "llama3-8b-awq" / "current"
+    profile = {"model": "/models/llama3-8b-awq/current"}
+    assert checks.model_of(profile) is None
+    place.mkdir(parents=True)
+    (place / "config.json").write_text("{}")
+    assert checks.model_of(profile) == str(place)
+
+
 def test_bad_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["no-such-profile", "--model", "m"]) == 2
-    assert "no-such-profile.yaml: No such file" in capsys.readouterr().err
+    assert "no profile " in capsys.readouterr().err
+    assert main(["smollm2-135m.cup"]) == 2
+    assert capsys.readouterr().err.endswith("smollm2-135m.cup.yaml: did you mean smollm2-135m.cpu?\n")
+    with pytest.raises(SystemExit, match="2"):
+        main([""])
+    said = capsys.readouterr().err
+    assert said == "tune: say which profile: make tune PROFILE=llama3-8b-awq.rtx4090 (a file of configs/engine)\n"
     assert main(["x", "--revert", "--out", str(tmp_path)]) == 1
     assert "nothing to take back" in capsys.readouterr().err
 
 
 def found(**more: Any) -> dict[str, Any]:
     one = {"repeats": [10.0, 11.0], "in_flight": 4, "prefill_tokens_per_s": 100.0, "kv_tokens": 5}
-    soak = {"rounds": 2, "within_slo": 2, "lost": 0, "held": True, "tokens_per_s": {"median": 9.0}}
+    one["decode_tokens_per_s"] = 12.0
+    soak = {"rounds": 2, "in_flight": 4, "ttft_kept": 1.0, "itl_kept": 0.97, "lost": 0, "held": True}
+    soak["tokens_per_s"] = {"median": 9.0}
     trials = [{"changes": {"max-num-seqs": 8}, "tokens_per_s": 20.0, "failed": None}]
     best = {**one, "repeats": [20.0, 22.0], "changes": {"max-num-seqs": 8}}
     base = {"current": one, "best": best, "trials": trials, "limits": {"batching.max_prompts": 8}, "soak": soak}
