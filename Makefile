@@ -116,13 +116,13 @@ verify-grafana: .venv/.installed ## data source, every dashboard and query of th
 	@$(PY) -m scripts.verify_grafana $(ARGS)
 
 logs: ## follow the logs; SERVICE=gateway for one of them
-	@docker compose --profile '*' logs --follow --tail 100 $(SERVICE)
+	@scripts/compose.sh logs --follow --tail 100 $(SERVICE)
 
 ps: ## what runs, and how well
-	@docker compose --profile '*' ps --all
+	@scripts/compose.sh ps --all
 
 shell-engine: ## a shell in the engine's container
-	@docker compose --profile '*' exec "$$(docker compose --profile '*' ps --services | grep -m1 '^engine')" bash
+	@scripts/compose.sh shell-engine
 
 test-stack: install model $(if $(ARGS),,.venv-quantize/.installed) ## all of it on a real engine in real containers, its faults and upgrades too; ARGS='-m ci' the short part
 	@scripts/stage.sh stack $(PY) -m pytest tests/stack $(ARGS)
@@ -203,13 +203,13 @@ quantize: .venv-quantize/.installed ## a model into a 4-bit checkpoint: CONFIG=c
 
 .PHONY: gate promote revert models test-quantize
 gate: .venv/.installed ## judge a quantized version against its original: NAME=llama3-8b-awq, DIGEST=... for one of several
-	@$(PY) -m scripts.gate '$(NAME)' $(DIGEST) $(ARGS)
+	@$(PY) -m scripts.gate $(if $(NAME),'$(NAME)') $(DIGEST) $(ARGS)
 
 promote: .venv/.installed ## serve a version that passed the gate, swapping a running engine under load: NAME=llama3-8b-awq
-	@$(PY) -m scripts.promote '$(NAME)' $(DIGEST) $(ARGS)
+	@$(PY) -m scripts.promote $(if $(NAME),'$(NAME)') $(DIGEST) $(ARGS)
 
 revert: .venv/.installed ## serve again what the last promotion replaced: NAME=llama3-8b-awq
-	@$(PY) -m scripts.revert '$(NAME)' $(ARGS)
+	@$(PY) -m scripts.revert $(if $(NAME),'$(NAME)') $(ARGS)
 
 models: .venv/.installed ## models and their versions: what is served, what was before, what the gate found
 	@$(PY) -m scripts.models $(NAME) $(ARGS)

@@ -11,7 +11,6 @@ interrupted (nothing of the engine is left, and an earlier verdict stands).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scripts._children import Terminated, raise_on_termination
+from scripts._command import Parser
 from scripts._compose import Compose, ComposeError
 from scripts._demo_talk import Terminal
 from scripts.checks.envfile import read_env
@@ -79,7 +79,8 @@ def _lines(found: Mapping[str, object], figures: Mapping[str, float] | None) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.gate", description="Judge a quantized version.")
+    example = "make gate NAME=llama3-8b-awq (make models lists them)"
+    parser = Parser("gate", "name a model", example, description="Judge a quantized version.")
     parser.add_argument("name", help="the model, a directory of MODELS_DIR")
     parser.add_argument("digest", nargs="?", help="the version, or its beginning (default: the newest quantized one)")
     parser.add_argument("--engine", choices=("auto", "local", "compose"), default="auto", help="where the engine runs")

@@ -26,7 +26,9 @@ from typing import Any
 from gateway.keys import Key, KeysFile, KeysFileError, new_key, parse_keys
 from gateway.settings import ENV_PREFIX
 from scripts import _secrets
+from scripts._command import Parser
 
+EXAMPLE = "make keys NAME=app1 (adds one), or ARGS=list, ARGS='rotate app1', ARGS='revoke app1'"
 DEFAULT_FILE = Path("secrets/keys.json")
 FILE_VARIABLE = f"{ENV_PREFIX}AUTH__KEYS_FILE"
 # The gateway's user is seldom ours, and digests of 256 random bits are no secret.
@@ -205,16 +207,21 @@ def _moment(text: str) -> datetime.datetime | None:
     return moment if moment.tzinfo else moment.astimezone()
 
 
+class _Parser(Parser):
+    """Of the whole command line, and of each command's own part of it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("keys", "say what to do, and to whom", EXAMPLE, **options)
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m scripts.keys", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    common = argparse.ArgumentParser(add_help=False)
+    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    common = _Parser(add_help=False)
     default = Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE)
     common.add_argument("--file", type=Path, default=default, help=f"default: {FILE_VARIABLE}, else {DEFAULT_FILE}")
     common.add_argument("--json", action="store_true", help="report as JSON on stdout")
     common.add_argument("--dry-run", action="store_true", help="say what would be done, and make no key")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     commands.add_parser("list", parents=[common], help="names, ids, limits; never keys")
     add = commands.add_parser("add", parents=[common], help="make a key for a new name and print it once")
     add.add_argument("--expires", type=_moment, help="90d, or a date and time")

@@ -24,6 +24,7 @@ from typing import Any
 from scripts import _archive, _journal, _secrets, _volumes
 from scripts._archive import ArchiveError
 from scripts._children import Terminated, raise_on_termination
+from scripts._command import Parser
 from scripts._compose import ROOT, Compose, ComposeError
 from scripts.backup import environment
 
@@ -142,7 +143,8 @@ def _few(names: Sequence[str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.restore", description="Put a backup back.")
+    example = "make restore FILE=backups/today.tar"
+    parser = Parser("restore", "name a backup", example, description="Put a backup back.")
     parser.add_argument("file", help="what `make backup` made")
     parser.add_argument("--replace", action="store_true", help="secrets and data of this stack may go")
     parser.add_argument("--dry-run", action="store_true", help="read and check the file, change nothing")

@@ -11,13 +11,13 @@ still is), 2 wrong usage, 130 or 143 interrupted (taken back; after a kill -9 th
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from collections.abc import Sequence
 
 from scripts._children import Terminated, raise_on_termination
+from scripts._command import Parser
 from scripts._compose import ComposeError
 from scripts._demo_talk import Terminal
 from scripts._journal import JournalError
@@ -30,7 +30,8 @@ from scripts.quantization.store import alone, models_dir, versions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.revert", description="Serve what was served before.")
+    example = "make revert NAME=llama3-8b-awq (make models lists them)"
+    parser = Parser("revert", "name a model", example, description="Serve what was served before.")
     parser.add_argument("name", help="the model, a directory of MODELS_DIR")
     parser.add_argument("--engine", choices=("auto", "local", "compose"), default="auto", help="where it is tried")
     parser.add_argument("--dry-run", action="store_true", help="check, say what would be done, change nothing")

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from scripts import _dotenv, _journal, _preflight
 from scripts._children import Terminated, raise_on_termination
+from scripts._command import Parser
 from scripts._compose import ROOT, Compose, ComposeError
 from scripts._demo_talk import Terminal
 from scripts._journal import Journal, JournalError
@@ -210,10 +211,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.upgrade", description="Serve with another engine image.")
-    parser.add_argument(
-        "image", nargs="?", default="", help="the engine's new image, pulled if it is not on this machine"
-    )
+    example = "make upgrade ENGINE_IMAGE=vllm/vllm-openai:v0.33.0"
+    parser = Parser("upgrade", "name the engine's new image", example, description="Serve with another engine image.")
+    parser.add_argument("image", help="the engine's new image, pulled if it is not on this machine")
     parser.add_argument(
         "--drain-s", type=float, default=DRAIN_S, help="longest wait for running requests (%(default)s)"
     )
@@ -221,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, change nothing")
     arguments = parser.parse_args(argv)
     if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", arguments.image):
-        parser.error(f"{arguments.image!r} is no image's name: make upgrade ENGINE_IMAGE=vllm/vllm-openai:v0.33.0")
+        parser.error(f"{arguments.image!r} is no image's name")
     terminal = Terminal()
     try:
         run(arguments, terminal)

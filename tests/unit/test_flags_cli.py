@@ -34,6 +34,12 @@ def test_exit_codes_tell_nothing_something_and_unreadable(
     assert "nothing to judge" in capsys.readouterr().err
 
 
+def test_one_thing_is_one_thing(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, said in ((["--swap-space", "4"], "1 thing found, 1"), (["vllm", "serve", "m"], "2 things found, 0")):
+        main(arguments)
+        assert said in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [

@@ -78,4 +78,4 @@ def test_a_name_that_is_no_image_is_refused(capsys: pytest.CaptureFixture[str]) 
         with pytest.raises(SystemExit) as ended:
             upgrade.main(arguments)
         assert ended.value.code == 2
-    assert "'' is no image's name: make upgrade ENGINE_IMAGE=" in capsys.readouterr().err
+    assert "name the engine's new image: make upgrade ENGINE_IMAGE=" in capsys.readouterr().err

@@ -72,6 +72,22 @@ def test_another_server(serve: Serve, capsys: pytest.CaptureFixture[str]) -> Non
     assert "/health answered 404" in refused(capsys, serve({}))
 
 
+@pytest.mark.parametrize(
+    "pages",
+    [
+        {"/readyz": (200, '{"status": "ready"}')},
+        {"/readyz": (503, '{"status": "unready", "reason": "x"}')},
+        {"/metrics": (200, "# HELP gateway_build_info 1\ngateway_build_info 1.0\n")},
+    ],
+    ids=["its public address", "unready", "its admin address"],
+)
+def test_the_gateways_address(
+    pages: dict[str, tuple[int, str]], serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = serve(pages)
+    assert f"{url} is the gateway: name the engine's own address, make verify ENGINE=" in refused(capsys, url)
+
+
 def test_a_dead_engine(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     assert "/health answered 503" in refused(capsys, serve({"/health": (503, "")}))
 

@@ -65,9 +65,21 @@ class Target:
         """Raises ProofError for an engine that is down or dead."""
         answer = self._get("/health")
         if answer.status_code != httpx.codes.OK:
+            if self._is_gateway():
+                raise ProofError(
+                    f"{self.base} is the gateway: name the engine's own address, make verify "
+                    "ENGINE=http://127.0.0.1:8000 (ARGS='--gateway URL' looks at the gateway as well)"
+                )
             raise ProofError(
                 f"{self.base}/health answered {answer.status_code}: not a live engine (a vLLM answers 200)"
             )
+
+    def _is_gateway(self) -> bool:
+        """By its public address, which has /readyz, or by its admin address, which has its own series."""
+        try:
+            return self._get("/readyz").json()["status"] in ("ready", "unready")
+        except (ValueError, KeyError, TypeError):
+            return "\ngateway_" in self._get("/metrics").text
 
     def scrape(self) -> Scrape:
         answer = self._get("/metrics")
