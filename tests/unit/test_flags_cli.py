@@ -35,7 +35,10 @@ def test_exit_codes_tell_nothing_something_and_unreadable(
 
 
 def test_one_thing_is_one_thing(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, said in ((["--swap-space", "4"], "1 thing found, 1"), (["vllm", "serve", "m"], "2 things found, 0")):
+    for arguments, said in (
+        (["--swap-space", "4"], "1 thing found, 1"),
+        (["vllm", "serve", "m", "--swap-space", "4"], "2 things found, 1"),
+    ):
         main(arguments)
         assert said in capsys.readouterr().out
 
