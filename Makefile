@@ -133,7 +133,7 @@ bench: .venv/.installed ## measure by a plan: PLAN=configs/bench/smoke.yaml, on 
 	@$(PY) -m scripts.bench $(or $(PLAN),configs/bench/workloads.yaml) $(ARGS)
 
 bench-ladder: .venv/.installed ## the guide's headline, climbed step by step on your card: ARGS='--image vllm/vllm-openai:v0.32.0'
-	@$(PY) -m scripts.bench configs/bench/ladder.yaml $(ARGS)
+	@$(PY) -m scripts.bench $(or $(PLAN),configs/bench/ladder.yaml) $(ARGS)
 
 tune: .venv/.installed ## the flags and limits that serve the most within the SLO: PROFILE=llama3-8b-awq.rtx4090 ARGS='--model DIR --image IMAGE'
 	@$(PY) -m scripts.tune '$(PROFILE)' $(ARGS)

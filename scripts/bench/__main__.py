@@ -126,7 +126,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     except OSError as error:  # a failed step's is in the folder; here the folder takes no more
-        print(f"bench: {error}; the same command goes on", file=sys.stderr)
+        print(
+            f"bench: {error.filename or run.folder.path}: {error.strerror}; the same command goes on", file=sys.stderr
+        )
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
-
+from scripts.bench.pictures import Results, embedded, pictures
 from scripts.bench.plan import Plan
 
-Results = Mapping[str, Sequence[Mapping[str, Any]]]
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}"
     "table{border-collapse:collapse;margin:1rem 0}"
     "td,th{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:right}"
     "td:first-child,th:first-child{text-align:left}img{max-width:100%}code{background:#f4f4f4;padding:.1rem .3rem}"
-    "pre{background:#f4f4f4;padding:1rem;overflow:auto}"
+    "pre{background:#f4f4f4;padding:1rem;white-space:pre-wrap}"
 )
 _LADDER = ("step", "req/s, median (least – most)", "over the step before", "more than the spread", "over the first")
 
@@ -61,6 +54,9 @@ def markdown(plan: Plan, summary: Mapping[str, Any]) -> str:
     lines += [line for name, row in summary["rows"].items() if (line := _disturbed(name, row))]
     for title, found in _outcomes(summary):
         lines += ["", f"{title}:", "", *(f"- {name}: {reason}" for name, reason in found.items())]
+    if summary["boots"]:
+        lines += ["", "Started with:", ""]
+        lines += [f"- {name}: `{_flags(facts)}`" for name, facts in summary["boots"].items()]
     return "\n".join(lines) + "\n"
 
 
@@ -82,11 +78,15 @@ def page(plan: Plan, summary: Mapping[str, Any], results: Results) -> str:
         items = "".join(f"<li><b>{html.escape(name)}</b>: {html.escape(why)}</li>" for name, why in found.items())
         parts += [f"<h2>{title}</h2>", f"<ul>{items}</ul>"]
     for title, figure in pictures(summary, results):
-        parts += [f"<h2>{html.escape(title)}</h2>", f'<img alt="{html.escape(title)}" src="{_embedded(figure)}">']
+        parts += [f"<h2>{html.escape(title)}</h2>", f'<img alt="{html.escape(title)}" src="{embedded(figure)}">']
+    parts += ["<h2>What was started</h2>"] if summary["boots"] else []
     for boot, facts in summary["boots"].items():
-        arguments = html.escape(" ".join(facts["arguments"]) or "(none)")
-        rest = ", ".join(f"{k} {v}" for k, v in facts.items() if k not in ("arguments", "boot"))
-        parts += [f"<h3>{html.escape(boot)}</h3>", f"<pre>{arguments}</pre>", f"<p>{html.escape(rest)}</p>"]
+        arguments = html.escape(_flags(facts))
+        rest = "; ".join(
+            f"{k.replace('_', ' ')} {v}" for k, v in facts.items() if k not in ("arguments", "boot", "title")
+        )
+        heading = ": ".join(filter(None, (boot, facts["title"])))
+        parts += [f"<h3>{html.escape(heading)}</h3>", f"<pre>{arguments}</pre>", f"<p>{html.escape(rest)}</p>"]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         f"<title>{html.escape(plan.title)}</title><style>{_STYLE}</style>{''.join(parts)}</html>\n"
@@ -95,89 +95,17 @@ def page(plan: Plan, summary: Mapping[str, Any], results: Results) -> str:
 
 def _outcomes(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, str]]]:
     """Title and reasons by name, for those that there are."""
-    both = (("Failed, and was meant to", "failed_as_expected"), ("Not measured", "failures"))
-    return [(title, summary[key]) for title, key in both if summary[key]]
+    errors = {name: "; ".join(row["errors"]) for name, row in summary["rows"].items() if row["errors"]}
+    all_of_them = (
+        ("Errors of requests that failed", errors),
+        ("Failed, and was meant to", summary["failed_as_expected"]),
+        ("Not measured", summary["failures"]),
+    )
+    return [(title, found) for title, found in all_of_them if found]
 
 
-def pictures(summary: Mapping[str, Any], results: Results) -> list[tuple[str, Any]]:
-    """Throughput with its spread, throughput against latency, distributions, KV usage over time. None of nothing."""
-    if not results:
-        return []
-    made = [("Requests per second", _bars(summary))]
-    streamed = {key: repeats for key, repeats in results.items() if repeats[0].get("ttft_ms")}
-    made.append(("Throughput and latency", _curve(results)))
-    if streamed:
-        made.append(("Time to first token and between tokens", _distributions(streamed)))
-    if any(repeat["engine"]["series"] for repeats in results.values() for repeat in repeats):
-        made.append(("KV cache usage during each measurement (last repeat)", _usage(results)))
-    return made
-
-
-def _bars(summary: Mapping[str, Any]) -> Any:
-    names = list(summary["rows"])
-    rates = [summary["rows"][name]["requests_per_s"] for name in names]
-    figure, axes = plt.subplots(figsize=(10, 0.7 + 0.42 * len(names)), layout="constrained")
-    middle = [rate["median"] for rate in rates]
-    around = [[m - r["least"] for m, r in zip(middle, rates, strict=True)], [r["most"] - r["median"] for r in rates]]
-    axes.barh(names, middle, xerr=around, color="#4878a8", ecolor="#222", capsize=3)
-    axes.invert_yaxis()
-    axes.set_xlabel("requests/s: median, whiskers least and most")
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def _curve(results: Results) -> Any:
-    figure, axes = plt.subplots(figsize=(10, 4.5), layout="constrained")
-    for number, (key, repeats) in enumerate(results.items()):
-        points = [(repeat["requests_per_s"], repeat["e2e_ms"]["50"] / 1000) for repeat in repeats if repeat["e2e_ms"]]
-        axes.plot(*zip(*points, strict=True), "o", color=plt.cm.tab20(number % 20), label=key)
-    axes.set_xlabel("requests/s")
-    axes.set_ylabel("E2E p50, s")
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def _distributions(streamed: Results) -> Any:
-    figure, both = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained", sharey=True)
-    for axes, name, title in zip(both, ("ttft_ms", "itl_ms"), ("time to first token", "between tokens"), strict=True):
-        for number, (key, repeats) in enumerate(streamed.items()):
-            last = repeats[-1][name]
-            if last:
-                axes.plot(list(last.values()), [float(q) for q in last], color=plt.cm.tab20(number % 20), label=key)
-        axes.set_xscale("symlog", linthresh=1)
-        axes.set_xlabel(f"{title}, ms")
-        axes.spines[["top", "right"]].set_visible(False)
-    both[0].set_ylabel("% at or below")
-    both[1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    return figure
-
-
-def _usage(results: Results) -> Any:
-    figure, axes = plt.subplots(figsize=(10, 4), layout="constrained")
-    for number, (key, repeats) in enumerate(results.items()):
-        series = [point for point in repeats[-1]["engine"]["series"] if "kv_usage" in point]
-        if series:
-            axes.plot(
-                [point["s"] for point in series],
-                [point["kv_usage"] * 100 for point in series],
-                color=plt.cm.tab20(number % 20),
-                label=key,
-            )
-    axes.set_xlabel("s since the measurement's start")
-    axes.set_ylabel("KV cache usage, %")
-    axes.set_ylim(0, 100)
-    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def _embedded(figure: Any) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    plt.close(figure)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+def _flags(facts: Mapping[str, Any]) -> str:
+    return " ".join(facts["arguments"]) or "(no flags, or a running engine's own)"
 
 
 def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""What the engine and the card say during a measurement: counters before and after, gauges once a second."""
+"""What the engine and the card say during a measurement: counters before and after, the rest once a second."""
 
 from __future__ import annotations
 
@@ -73,7 +73,6 @@ class Watch:
     series: list[dict[str, float]] = field(default_factory=list)
     before: dict[str, float] = field(default_factory=dict)
     after: dict[str, float] = field(default_factory=dict)
-    card: list[list[float]] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         self._stop = threading.Event()
@@ -95,11 +94,18 @@ class Watch:
 
     def _loop(self) -> None:
         while not self._stop.wait(self.every_s):
+            point = {"s": round(time.monotonic() - self._begin, 2)}
             with contextlib.suppress(httpx.HTTPError):
-                samples = pick(sums(self._page()), GAUGES)
-                self.series.append({"s": round(time.monotonic() - self._begin, 2), **samples})
+                samples = sums(self._page())
+                point |= pick(samples, GAUGES) | self._hits(pick(samples, COUNTERS))
             if self._smi:
-                self.card.append(_card(self._smi))
+                point |= _card(self._smi)
+            self.series.append(point)
+
+    def _hits(self, now: Mapping[str, float]) -> dict[str, float]:
+        """The prefix cache's hit ratio since the measurement began; empty before the first prompt."""
+        asked, hits = (now.get(n, 0) - self.before.get(n, 0) for n in ("prefix_queries", "prefix_hits"))
+        return {"hit_ratio": hits / asked} if asked > 0 else {}
 
     def report(self) -> dict[str, Any]:
         """Deltas of the counters, the gauges' series and extremes, the card's means (None without a card)."""
@@ -107,7 +113,7 @@ class Watch:
         usage = [point["kv_usage"] for point in self.series if "kv_usage" in point]
         queries = delta.get("prefix_queries", 0)
         firsts = delta.get("ttft_count", 0)
-        rows = [row for row in self.card if row]
+        card = {name: [point[name] for point in self.series if name in point] for name in CARD}
         return {
             **{name: delta.get(name) for name in ("preemptions", "prompt_tokens", "generation_tokens")},
             "prefix_hit_ratio": delta.get("prefix_hits", 0) / queries if queries else None,
@@ -117,16 +123,15 @@ class Watch:
             "running_peak": max((point.get("running", 0) for point in self.series), default=None),
             "waiting_peak": max((point.get("waiting", 0) for point in self.series), default=None),
             "series": self.series,
-            "card": {name: sum(row[column] for row in rows) / len(rows) for column, name in enumerate(CARD) if rows}
-            or None,
+            "card": {name: sum(values) / len(values) for name, values in card.items() if values} or None,
         }
 
 
-def _card(program: str) -> list[float]:
+def _card(program: str) -> dict[str, float]:
     """The first card's figures; empty where the program has none to give."""
     query = [program, f"--query-gpu={','.join(CARD)}", "--format=csv,noheader,nounits", "-i", "0"]
     try:
         line = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
-        return [float(part) for part in line.split(",")]
+        return dict(zip(CARD, map(float, line.split(",")), strict=True))
     except (OSError, subprocess.SubprocessError, ValueError):
-        return []
+        return {}

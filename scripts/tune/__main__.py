@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     except PlanError as error:
         print(f"tune: {error}", file=sys.stderr)
         return 2
-    task = _task(arguments, profile, folder)
+    task = _task(arguments, path, profile, folder)
     wrong = list(
         checks.problems(
             path, task.setup.model or None, task.setup.launcher, arguments.platform, Probes(), any_card=arguments.stated
@@ -68,7 +68,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"tune: the current profile can't be measured: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"tune: {error}; the profile is as it was, and the same command goes on", file=sys.stderr)
+        where = error.filename or task.setup.folder
+        print(f"tune: {where}: {error.strerror}; the profile is as it was, the same command goes on", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
@@ -80,9 +81,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _plan(path: Path, task: Task, arguments: argparse.Namespace) -> str:
     setup = task.setup
+    planned = f"{task.planned_kv_tokens:,} tokens" if task.planned_kv_tokens else "unknown"
     return "\n".join(
         [
             f"{path}, with {setup.model}",
+            f"KV cache by the memory plan: {planned}",
             f"tried: {'; '.join(f'{name} of {values}' for name, values in task.candidates.items())}",
             f"promise: TTFT {setup.slo.ttft_s} s, ITL {setup.slo.itl_s} s for 95 % of the tokens of {setup.workload}",
             f"time: {task.budget_s / 60:.0f} min in all, {task.trials} trials at most, {task.repeats} repeats",
@@ -108,7 +111,7 @@ def _tune(arguments: argparse.Namespace, path: Path, task: Task) -> int:
     return 0
 
 
-def _task(arguments: argparse.Namespace, profile: dict[str, Any], folder: Path) -> Task:
+def _task(arguments: argparse.Namespace, path: Path, profile: dict[str, Any], folder: Path) -> Task:
     setup = Setup(
         launcher=engine.Launcher(arguments.python, arguments.image),
         generator=Generator(arguments.python),
@@ -131,6 +134,7 @@ def _task(arguments: argparse.Namespace, profile: dict[str, Any], folder: Path) 
         gain=arguments.gain,
         soak_s=arguments.soak_s,
         seed=arguments.seed,
+        planned_kv_tokens=checks.planned_kv_tokens(path, profile, setup.model, arguments.platform),
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
 

@@ -11,8 +11,10 @@ from scripts.bench.engine import Launcher
 from scripts.checks.nvidia import SmiError, read_smi
 from scripts.checks.probes import Probes
 from scripts.planner import PlanError
-from scripts.planner.catalog import directory
+from scripts.planner.catalog import directory, find_model
 from scripts.planner.gpus import find_gpu, load_gpus
+from scripts.planner.memory import plan_cpu, plan_gpu
+from scripts.planner.settings import apply_profile, checked, default_settings
 
 
 def card_of(profile: str) -> str | None:
@@ -39,6 +41,19 @@ def model_of(profile: Mapping[str, Any]) -> str | None:
     if found is None or (found / "config.json").is_file():
         return str(found) if found else None
     return str(found / "current")
+
+
+def planned_kv_tokens(path: Path, profile: Mapping[str, Any], model: str, platform: str) -> int | None:
+    """The KV cache that the memory plan expects, in tokens; None for what the planner does not know."""
+    card = "cpu" if platform == "cpu" else card_of(path.name)
+    try:
+        shape, weights = find_model(model)
+        gpu = None if card == "cpu" else find_gpu(str(card), load_gpus())
+        settings = checked(apply_profile(default_settings(shape, gpu), profile, shape), shape, cpu=gpu is None)
+        plan = plan_cpu(shape, settings, weights) if gpu is None else plan_gpu(shape, gpu, settings, weights, 0)
+        return plan.capacity().tokens
+    except PlanError:
+        return None
 
 
 def problems(

@@ -1,6 +1,6 @@
 """The loop: measure what is, search, confirm beyond the noise, soak, and only then put in place.
 
-1. The current profile: prefill rate, KV tokens, saturation under the SLO, then repeats at that point.
+1. The current profile: KV tokens beside the memory plan's, prefill rate, saturation under the SLO, then repeats there.
 2. Trials (search.py) while what comes after them still fits into the budget.
 3. The best trial again, in an engine of its own, with repeats; then the current one again, so that a machine that got
    faster or slower in between is not taken for a gain.
@@ -78,7 +78,13 @@ def _current(task: Task, probe: Probe) -> tuple[dict[str, Any], Cost]:
         **_measured(probe, prefill, level, rates),
         "levels": {str(number): kept for number, kept in sorted(probe.levels.items())},
     }
-    return {"facts": dict(probe.target.facts), "current": current}, Cost(probe.boot_s, prefill_s, probe.serve_s)
+    task.say(f"  {current['kv_tokens']:,} KV tokens" + _beside(task.planned_kv_tokens))
+    found = {"facts": dict(probe.target.facts), "planned_kv_tokens": task.planned_kv_tokens, "current": current}
+    return found, Cost(probe.boot_s, prefill_s, probe.serve_s)
+
+
+def _beside(planned: int | None) -> str:
+    return "" if planned is None else f", {planned:,} by the memory plan"
 
 
 def _measured(probe: Probe, prefill: float, level: int, rates: list[float]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ def render(report: Mapping[str, Any], profile: str) -> str:
             cells = [name, _repeats(found["repeats"]), str(found["in_flight"]), f"{found['prefill_tokens_per_s']:.0f}"]
             cells.append(f"{found['decode_tokens_per_s']:.0f}" if found["decode_tokens_per_s"] else "–")
             lines.append(f"| {' | '.join([*cells, str(found['kv_tokens']), changes])} |")
+    if report["planned_kv_tokens"] is not None:
+        lines += ["", f"The memory plan expects {report['planned_kv_tokens']:,} KV tokens before."]
     lines += ["", "Trials:", ""]
     for trial in report["trials"]:
         changes = ", ".join(f"{k}: {v}" for k, v in trial["changes"].items())

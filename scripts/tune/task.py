@@ -22,4 +22,5 @@ class Task:
     gain: float  # times the current profile's best repeat that a new one's worst must beat
     soak_s: float
     seed: int
+    planned_kv_tokens: int | None  # as the memory plan has it
     say: Callable[[str], None]

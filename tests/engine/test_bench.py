@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from scripts import model_fetch
+from scripts.bench import compare
 from tests.engine.conftest import Stack, until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -74,6 +75,9 @@ def test_the_prefix_cache_is_measured_where_it_should_be_and_nowhere_else(measur
     for name in ("chat", "open", "whole"):
         assert rows[f"direct/{name}"]["prefix_hit_ratio"] < 0.05, name
     assert rows["direct/prefix"]["prefix_hit_ratio"] > 0.2
+    series = json.loads(next(measured[0].glob("rows/*.prefix.0.json")).read_text())["engine"]["series"]
+    assert 0.2 < series[-1]["hit_ratio"] < 1
+    assert series[-1]["kv_usage"] >= 0
 
 
 def test_tokens_are_the_engines_own_count(measured: tuple[Path, str]) -> None:
@@ -93,7 +97,18 @@ def test_the_report_names_version_and_machine(measured: tuple[Path, str]) -> Non
     assert "vLLM 0.32.0." in text
     assert "no GPU; " in text
     assert "gateway_over_direct" in text
+    assert "| direct/whole-gateway | " in text.partition("over the step before")[2]
     assert (measured[0] / "report.html").read_text().count("data:image/png;base64,") == 4
+
+
+def test_a_run_compared_with_itself_changed_nothing(
+    measured: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare.main([str(measured[0]), str(measured[0]), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["differs"] == []
+    assert set(found["rows"]) == set(summary(measured[0])["rows"])
+    assert not any(row["shown"] for row in found["rows"].values())
 
 
 def test_engines_side_by_side_are_measured_and_one_that_cannot_start_is_told_in_its_own_words(tmp_path: Path) -> None:
@@ -102,7 +117,7 @@ def test_engines_side_by_side_are_measured_and_one_that_cannot_start_is_told_in_
     one = {"name": "one", "workload": "short", "requests": 2, "in_flight": 2, "repeats": 2}
     boots = [{**unknown, "expect": "success"}, {**fine, "rows": [one, {**one, "name": "two", "through": "gateway"}]}]
     plan = tmp_path / "plan.yaml"
-    plan.write_text(yaml.safe_dump({**smoke, "together": True, "boots": boots, "ratios": []}))
+    plan.write_text(yaml.safe_dump({**smoke, "together": True, "boots": boots, "ratios": [], "ladder": []}))
     ran = subprocess.run(
         command(str(plan), "--out", str(out)), cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
     )

@@ -89,7 +89,7 @@ def test_without_a_trial_it_measures_and_keeps_the_profile(tmp_path: Path, summa
     current = report["current"]
     assert current["prefill_tokens_per_s"] > 50
     assert current["decode_tokens_per_s"] > current["tokens_per_s"] > 10
-    assert current["kv_tokens"] == 23296  # what the profile's comment says
+    assert current["kv_tokens"] == report["planned_kv_tokens"] == 23296  # what the profile's comment says, too
     assert report["soak"]["lost"] == 0
     assert report["limits"]["admission.max_queue_tokens"] == max(1024, int(current["prefill_tokens_per_s"] * 20))
     assert not report["replaced"]

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import pyplot as plt
 
 from scripts.bench import compare, conditions, figures, plan, report, workloads
 from scripts.bench.__main__ import main
 from scripts.bench.folder import Folder
+from scripts.bench.pictures import pictures
 from scripts.planner.settings import profile_path, read_profile
 
 ROOT = Path(__file__).parent.parent.parent
@@ -209,11 +211,41 @@ def test_the_reports_hold_rows_ratios_errors_and_pictures(chosen: plan.Plan) -> 
     text, page = report.markdown(chosen, summary), report.page(chosen, summary, results)
     assert "| a/x | 9.50 (9.00 – 10.00) |" in text
     assert "- a/y 2: no <memory>" in text
+    assert "Errors of requests that failed:\n\n- a/x: 503: <busy>\n" in text
+    assert "Started with:\n\n- a: `--x`\n" in text
     assert summary["rows"]["a/x"]["failed"] == 1
     assert "no &lt;memory&gt;" in page
     assert "<memory>" not in page
     assert page.count("data:image/png;base64,") == 4
     assert "http" not in page.replace("http-equiv", "")  # self-contained
+
+
+def test_rows_that_differ_in_what_is_in_flight_are_one_curve(chosen: plan.Plan) -> None:
+    more = {"boot": "a", "workload": "chat"}
+    results = {
+        f"a/chat-{n}": [result(n / 2, in_flight=n, **more), result(n / 2 + 1, in_flight=n, **more)] for n in (64, 16)
+    }
+    results["a/y"] = [result(3.0, in_flight=16, boot="a", workload="short")]
+    summary = {"rows": {key: {"requests_per_s": figures.spread([1.0])} for key in results}}
+    (axes,) = dict(pictures(summary, results))["Throughput and latency"].axes
+    assert [text.get_text() for text in axes.texts] == ["16 in flight", "64 in flight"]
+    assert [len(line.get_xdata()) for line in axes.lines] == [2, 2, 1, 2]
+    plt.close("all")
+
+
+def test_what_went_on_over_time_is_drawn_of_what_there_is(chosen: plan.Plan) -> None:
+    series = [{"s": 1.0, "kv_usage": 0.2, "hit_ratio": 0.5}, {"s": 2.0, "utilization.gpu": 80.0, "power.draw": 300.0}]
+    summary = {"rows": {"a/x": {"requests_per_s": figures.spread([1.0])}}}
+    drawn = dict(pictures(summary, {"a/x": [result(1, engine={"series": series})]}))
+    cache, card = drawn["KV cache over time (last repeat)"], drawn["The card over time (last repeat)"]
+    assert [[*line.get_ydata()] for axes in (*cache.axes, *card.axes) for line in axes.lines] == [
+        [20],
+        [50],
+        [80],
+        [300],
+    ]
+    assert "The card over time (last repeat)" not in dict(pictures(summary, {"a/x": [result(1)]}))
+    plt.close("all")
 
 
 def test_a_report_of_nothing_measured_has_no_pictures_and_no_warnings(chosen: plan.Plan) -> None:

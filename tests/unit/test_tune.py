@@ -12,6 +12,7 @@ from gateway.settings import load
 from scripts.bench import engine
 from scripts.bench.generator import Generator
 from scripts.checks.probes import Probes, Ran
+from scripts.planner.settings import profile_path, read_profile
 from scripts.tune import checks, clock, decide, report, search, settings, space
 from scripts.tune.__main__ import main
 from scripts.tune.probe import Setup
@@ -116,7 +117,7 @@ def a_task(folder: Path) -> Task:
     setup = Setup(
         engine.Launcher("python"), Generator("python"), "m", "chat", SLO, 8, 2, None, environment={}, folder=folder
     )
-    return Task(setup, {}, space.space("cpu"), 60, 3, 2, 1.0, 1, 0, print)
+    return Task(setup, {}, space.space("cpu"), 60, 3, 2, 1.0, 1, 0, None, print)
 
 
 def test_a_trial_that_was_cut_off_stands_in_line_once_more(tmp_path: Path) -> None:
@@ -254,6 +255,14 @@ def test_a_profile_says_its_platform_and_its_model(monkeypatch: pytest.MonkeyPat
     assert checks.model_of(profile) == str(place)
 
 
+def test_the_memory_plan_stands_beside_what_is_measured() -> None:
+    profile = read_profile(profile_path("llama3-8b-awq.rtx4090"))
+    planned = checks.planned_kv_tokens(Path("x.rtx4090.yaml"), profile, "llama3-8b-awq", "gpu")
+    assert planned is not None
+    assert 120_000 < planned < 130_000  # docs/engine-profiles.md
+    assert checks.planned_kv_tokens(Path("x.yaml"), profile, "llama3-8b-awq", "gpu") is None
+
+
 def test_bad_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["no-such-profile", "--model", "m"]) == 2
     assert "no profile " in capsys.readouterr().err
@@ -275,7 +284,7 @@ def found(**more: Any) -> dict[str, Any]:
     trials = [{"changes": {"max-num-seqs": 8}, "tokens_per_s": 20.0, "failed": None}]
     best = {**one, "repeats": [20.0, 22.0], "changes": {"max-num-seqs": 8}}
     base = {"current": one, "best": best, "trials": trials, "limits": {"batching.max_prompts": 8}, "soak": soak}
-    return {**base, "replaced": True, **more}
+    return {**base, "replaced": True, "planned_kv_tokens": 5, **more}
 
 
 @pytest.mark.parametrize(
