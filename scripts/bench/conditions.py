@@ -57,7 +57,7 @@ def model_missing(model: str) -> str | None:
     """Why a directory is no model to serve, in one line; None where it is one."""
     folder = Path(model)
     if not folder.is_dir():
-        return f"no model in {model}: there is no such directory (make model fetches one, or give --model DIR)"
+        return f"no model in {model}: there is no such directory (docs/models.md says how to get one)"
     if not (folder / "config.json").is_file():
         return f"no model in {model}: it has no config.json"
     return None

@@ -5,6 +5,7 @@ A plan is data, so that the guide's ladder, the figures of one card and the smok
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -130,7 +131,9 @@ def load(path: Path) -> Plan:
     try:
         return Plan.model_validate(yaml.safe_load(path.read_text()))
     except OSError as error:
-        raise PlanError(f"{path}: {error.strerror}") from error
+        near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.yaml")], n=1, cutoff=0.7)
+        hint = f"; did you mean {' or '.join(str(path.with_name(name)) for name in near)}?" if near else ""
+        raise PlanError(f"{path}: {error.strerror}{hint}") from error
     except yaml.YAMLError as error:
         raise PlanError(f"{path}: {' '.join(str(error).split())}") from error
     except ValidationError as error:

@@ -61,7 +61,7 @@ def problems(
 ) -> Iterator[str]:
     """Everything that stands in the way. `any_card`: the card need not be the one in the profile's name."""
     if model is None:
-        yield f"{profile.name} names no model that is here: make model fetches one, or give --model DIR"
+        yield f"{profile.name} names no model that is here: docs/models.md says how to get one, or give --model DIR"
     elif (missing := conditions.model_missing(model)) is not None:
         yield missing
     if (missing := conditions.engine_missing(launcher)) is not None:

@@ -1,7 +1,7 @@
 """Rewrites a profile and the gateway's settings, comments kept, and puts them back.
 
-Before the first change both files are copied beside the results; `revert` brings the copies back. Each write is whole
-or not at all, so a process that dies leaves the old file or the new one.
+Before the first change both files are copied beside the results; `revert` brings the copies back. A process that dies
+leaves the old file or the new one.
 """
 
 from __future__ import annotations
@@ -50,12 +50,20 @@ def rewritten(text: str, changes: Mapping[str, Any], comment: str) -> str:
 
 
 def apply(files: Mapping[Path, str], kept: Path) -> None:
-    """Copies the files as they are into `kept`, then writes the new texts."""
+    """Copies the files as they are into `kept`, then puts the new texts in place: all of them, or, where the disk takes
+    no more (OSError), none."""
     for path in files:
         write(kept / path.name, path.read_text())
         write(kept / f"{path.name}.path", str(path))
-    for path, text in files.items():
-        write(path, text)
+    new = {path: path.with_name(f".{path.name}.new") for path in files}
+    try:
+        for path, text in files.items():
+            write(new[path], text)
+        for path, half in new.items():
+            half.replace(path)
+    finally:
+        for half in new.values():
+            half.unlink(missing_ok=True)
 
 
 def revert(kept: Path) -> list[Path]:

@@ -120,6 +120,18 @@ def a_task(folder: Path) -> Task:
     return Task(setup, {}, space.space("cpu"), 60, 3, 2, 1.0, 1, 0, None, print)
 
 
+def test_files_are_changed_all_or_none(tmp_path: Path) -> None:
+    one, full = tmp_path / "one.yaml", tmp_path / "folder" / "two.yaml"
+    full.parent.mkdir()
+    one.write_text("a: 1\n")
+    full.write_text("b: 2\n")
+    (full.parent / ".two.yaml.new").mkdir()  # takes no file
+    with pytest.raises(OSError, match="directory"):
+        settings.apply({one: "a: 9\n", full: "b: 9\n"}, tmp_path / "before")
+    assert (one.read_text(), full.read_text()) == ("a: 1\n", "b: 2\n")
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_a_trial_that_was_cut_off_stands_in_line_once_more(tmp_path: Path) -> None:
     task = a_task(tmp_path)
     study = search.open_study(task)
