@@ -13,7 +13,7 @@ _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}"
     "table{border-collapse:collapse;margin:1rem 0}"
     "td,th{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:right}"
-    "td:first-child,th:first-child{text-align:left;white-space:nowrap}img{max-width:100%}code{background:#f4f4f4;padding:.1rem .3rem}"
+    "td:first-child,th:first-child{text-align:left;white-space:nowrap}img{max-width:100%}"
     "pre{background:#f4f4f4;padding:1rem;white-space:pre-wrap}"
 )
 _LADDER = ("step", "req/s, median (least – most)", "over the step before", "more than the spread", "over the first")
