@@ -67,6 +67,7 @@ def _requests(board: Board) -> None:
         look=Look("short", 0, no_value="This engine does not tell reasons"),
         stacked=True,
         fixed=looks.WAITS,
+        soft_max=5,
     )
     tokens = graph(
         3,

@@ -140,7 +140,7 @@ def _admission(board: Board) -> None:
         look=Look("none"),
     )
     board.line(8, (6, queued_requests(10)), (6, queued_tokens(11)), (6, waited), (6, refused(13)))
-    board.line(8, (8, taken), (8, queued), (8, settings))
+    board.line(9, (8, taken), (8, queued), (8, settings))
 
 
 def _batching(board: Board) -> None:
@@ -181,13 +181,13 @@ def _batching(board: Board) -> None:
     split = listing(
         24,
         "Taken apart again",
-        "Merged calls that were sent again one by one: refused by the engine, unreachable, or without a usable account "
-        "of each client's tokens. Their clients noticed nothing but time.",
+        "Merged calls, since the start, that were sent again one by one: refused by the engine, unreachable, or without "
+        "a usable account of each client's tokens. Their clients noticed nothing but time.",
         Query("sum by (cause) (gateway_microbatch_splits_total)"),
-        columns=(Column("cause", "Cause"), Column("Value", "Since the start", looks.MISHAPS, coloured=True)),
+        columns=(Column("cause", "Cause"), Column("Value", "Calls", looks.MISHAPS, coloured=True, width=70)),
         look=Look("short", 0, no_value="No merged call was taken apart"),
     )
-    board.line(8, (6, size), (6, wait), (6, saved), (3, share), (3, split))
+    board.line(8, (6, size), (6, wait), (5, saved), (3, share), (4, split))
 
 
 def _replicas(board: Board) -> None:
@@ -222,7 +222,11 @@ def _replicas(board: Board) -> None:
         "Failed calls",
         "Engine calls that failed, by cause, and those sent again elsewhere because the engine had seen nothing of "
         "them.",
-        Query(f"sum by (cause) (rate(gateway_upstream_failures_total{RATE}))", "{{cause}}"),
+        Query(
+            f"sum by (cause) (rate(gateway_upstream_failures_total{RATE}))"
+            " and sum by (cause) (increase(gateway_upstream_failures_total[$__range])) > 0",
+            "{{cause}}",
+        ),
         Query(f"sum(rate(gateway_upstream_retries_total{RATE}))", "sent again", GREEN),
         look=looks.EVENTS,
         fixed=looks.FAILURES,

@@ -214,7 +214,7 @@ def _queue(board: Board) -> None:
         33,
         "Failed engine calls",
         "By cause. unreachable was tried again elsewhere and need not have cost a client anything.",
-        Query("gateway:upstream_failures:rate5m", "{{cause}}"),
+        Query("gateway:upstream_failures:rate5m > 0", "{{cause}}"),
         look=Look("cps", no_value="No call has failed"),
         stacked=True,
         fixed=looks.FAILURES,
