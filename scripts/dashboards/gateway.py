@@ -181,8 +181,8 @@ def _batching(board: Board) -> None:
     split = listing(
         24,
         "Taken apart again",
-        "Merged calls, since the start, that were sent again one by one: refused by the engine, unreachable, or without "
-        "a usable account of each client's tokens. Their clients noticed nothing but time.",
+        "Merged calls, since the start, that were sent again one by one: refused by the engine, unreachable, or "
+        "without a usable account of each client's tokens. Their clients noticed nothing but time.",
         Query("sum by (cause) (gateway_microbatch_splits_total)"),
         columns=(Column("cause", "Cause"), Column("Value", "Calls", looks.MISHAPS, coloured=True, width=70)),
         look=Look("short", 0, no_value="No merged call was taken apart"),
