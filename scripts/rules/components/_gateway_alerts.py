@@ -72,9 +72,11 @@ label_replace(
     Alert(
         "GatewayCrashLoop",
         """
-changes(gateway_upstream_retries_created[30m]) + on (instance) increase(gateway_worker_restarts_total[30m]) >= 3
+changes(gateway_upstream_retries_created[30m])
+  + on (instance) increase(gateway_worker_restarts_total[30m]) >= 3
 or
-sum by (instance) (gateway_workers) < on (instance) sum by (instance) (gateway_setting{name="workers"})""",
+sum by (instance) (gateway_workers)
+  < on (instance) sum by (instance) (gateway_setting{name="workers"})""",
         "warning",
         "Processes of the gateway {{ $labels.instance }} end again and again",
         "Each end breaks the requests it had; while a worker is away its share of the limits is, too. `make logs "
