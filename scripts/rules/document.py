@@ -40,7 +40,7 @@ def series(renderer: Renderer, components: Iterable[Component]) -> str:
 
 
 def asked(folder: Path = DASHBOARDS) -> dict[str, str]:
-    """Dashboard's title -> the expressions of its panels, of the committed files; "all (annotations)" -> what those ask for."""
+    """Dashboard's title -> the expressions of its panels, of the committed files; annotations, alike in all, apart."""
     found = {}
     for path in sorted(folder.glob("*.json")):
         board = json.loads(path.read_text(encoding="utf-8"))
