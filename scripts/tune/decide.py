@@ -44,13 +44,13 @@ def better(current: Sequence[float], candidate: Sequence[float], gain: float = 1
     return bool(current and candidate) and min(candidate) > max(current) * gain
 
 
-def decode_tokens_per_s(figures: Mapping[str, Any], in_flight: int) -> float | None:
-    """Tokens/s while nothing but answers is computed: those in flight by the median time between a stream's tokens.
+def decode_tokens_per_s(figures: Mapping[str, Any], running: int) -> float | None:
+    """Tokens/s while nothing but answers is computed: those that run at once by the median time between their tokens.
 
     None for answers of one token.
     """
     between = figures["itl_ms"]
-    return in_flight * 1000 / between["50"] if between and between["50"] else None
+    return running * 1000 / between["50"] if between and between["50"] else None
 
 
 def next_level(measured: Mapping[int, tuple[bool, float]], start: int, most: int) -> int | None:

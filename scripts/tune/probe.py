@@ -43,6 +43,7 @@ class Probe:
     setup: Setup
     target: engine.Target
     boot_s: float = 0.0
+    slots: int | None = None  # the engine's max-num-seqs, where the flags say it
     levels: dict[int, tuple[bool, float]] = field(default_factory=dict)
     serve_s: float = 0.0  # how long the last `serve` took
     decode: float | None = None  # its decode rate, tokens/s
@@ -65,7 +66,7 @@ class Probe:
         )
         figures = self.drive(row, self.target)
         self.serve_s = float(figures["duration_s"])
-        self.decode = decide.decode_tokens_per_s(figures, in_flight)
+        self.decode = decide.decode_tokens_per_s(figures, min(in_flight, self.slots or in_flight))
         return decide.within(figures, self.setup.slo), float(figures["generation_tokens_per_s"]), figures
 
     def times(self) -> tuple[list[float], list[float]]:
@@ -127,4 +128,4 @@ def booted(setup: Setup, flags: space.Flags, name: str) -> Iterator[Probe]:
         setup.launcher, setup.model, arguments, environment=setup.environment, log=log, start_s=START_S
     ) as up:
         target = engine.look(up())
-        yield Probe(setup, target, boot_s=time.monotonic() - begin)
+        yield Probe(setup, target, boot_s=time.monotonic() - begin, slots=flags.get("max-num-seqs"))
