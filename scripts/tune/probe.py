@@ -128,4 +128,5 @@ def booted(setup: Setup, flags: space.Flags, name: str) -> Iterator[Probe]:
         setup.launcher, setup.model, arguments, environment=setup.environment, log=log, start_s=START_S
     ) as up:
         target = engine.look(up())
-        yield Probe(setup, target, boot_s=time.monotonic() - begin, slots=flags.get("max-num-seqs"))
+        slots = flags.get("max-num-seqs")
+        yield Probe(setup, target, time.monotonic() - begin, slots if isinstance(slots, int) else None)
