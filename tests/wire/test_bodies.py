@@ -13,8 +13,8 @@ import pytest
 
 from tests.fakes.engine import MODEL, FakeEngine
 from tests.wire.conftest import Running, serve, until
+from tests.wire.guarding import BEARER, keys_file
 from tests.wire.process import GatewayProcess, started
-from tests.wire.test_security import BEARER, keys_file
 
 MB = 1 << 20
 LIMIT = 8 * MB

@@ -14,8 +14,8 @@ import pytest
 from scripts import keys
 from tests.fakes.engine import FakeEngine
 from tests.wire.conftest import Running, serve, until
+from tests.wire.guarding import keys_file, raw, with_key
 from tests.wire.process import started
-from tests.wire.test_security import keys_file, raw, with_key
 
 QUICK_RELOAD = {"disabled": False, "reload_s": 0.05}
 

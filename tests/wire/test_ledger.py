@@ -14,8 +14,8 @@ import pytest
 from scripts import usage
 from tests.fakes.engine import MODEL, FakeEngine, Script
 from tests.wire.conftest import serve, until
+from tests.wire.guarding import keys_file, with_key
 from tests.wire.process import started
-from tests.wire.test_security import keys_file, with_key
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "temperature": 1}
 

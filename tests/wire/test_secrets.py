@@ -14,8 +14,8 @@ import pytest
 from gateway.logs import JsonFormatter
 from tests.fakes.engine import MODEL, FakeEngine, Script
 from tests.wire.conftest import until
+from tests.wire.guarding import keys_file
 from tests.wire.process import started
-from tests.wire.test_security import keys_file
 
 KEY = "sk-canary-key-one"
 BAD_KEY = "sk-canary-key-unknown"

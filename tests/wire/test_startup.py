@@ -14,8 +14,8 @@ import pytest
 from gateway.auth import Authenticator
 from gateway.metrics import Metrics
 from gateway.settings import Auth, SettingsError
+from tests.wire.guarding import keys_file
 from tests.wire.process import ROOT, environment, started
-from tests.wire.test_security import keys_file
 
 CASES: list[tuple[dict[str, str | None], str]] = [
     ({"auth__disabled": None}, "auth.keys_file is not set: expected the file `make keys NAME=app1` writes"),

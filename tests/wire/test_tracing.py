@@ -19,8 +19,8 @@ from gateway.settings import SettingsError, Tracing
 from gateway.tracing import PassThrough, make_tracing, trace_context
 from tests.fakes.engine import MODEL, FakeEngine, Script
 from tests.wire.conftest import Running, serve, until
+from tests.wire.guarding import lower
 from tests.wire.process import started
-from tests.wire.test_security import lower
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"

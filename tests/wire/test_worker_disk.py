@@ -9,8 +9,8 @@ from gateway.accountbook import ROOM_RECORDS, SharedBook
 from gateway.workers import Worker
 from tests.fakes.engine import FakeEngine
 from tests.wire.conftest import until
-from tests.wire.test_security import keys_file, with_key
-from tests.wire.test_workers import directories, pair
+from tests.wire.guarding import keys_file, with_key
+from tests.wire.workers import directories, pair
 
 
 async def test_a_key_for_whose_account_there_is_no_room_is_refused_with_503_until_there_is_and_nobody_else(
@@ -43,3 +43,20 @@ async def test_a_key_for_whose_account_there_is_no_room_is_refused_with_503_unti
         told = [line["worker"] for line in up.process.lines if line["event"].startswith("no room for the accounts")]
         assert len(told) == len(set(told)) > 0, "once a worker"
         up.process.assert_no_traceback()
+
+
+async def test_nothing_that_workers_map_has_a_hole_so_a_full_disk_can_not_kill_them(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    limits = {"few": {"concurrent": 3}}
+    auth = {"auth__disabled": "false", "auth__keys_file": keys_file(tmp_path / "keys.json", **limits)}
+    async with pair(engine, tmp_path, **auth) as up:
+        (shared,) = directories(tmp_path)
+        before = {path: path.stat().st_ino for path in shared.rglob("*") if path.is_file()}
+        assert {(await up.chat(headers=with_key("few"))).status_code for _ in range(8)} == {200}
+        await up.kill(2)
+        assert await up.metric("gateway_in_flight_requests") == 0
+        after = {path: path.stat() for path in shared.rglob("*") if path.is_file()}
+        assert {path: stat.st_ino for path, stat in after.items()} == before, "made anew, which wants room"
+        assert not [path for path, stat in after.items() if stat.st_blocks * 512 < stat.st_size]

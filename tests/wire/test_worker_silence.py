@@ -12,8 +12,8 @@ import pytest
 
 from tests.fakes.engine import FakeEngine
 from tests.wire.conftest import until
-from tests.wire.test_security import keys_file, with_key
-from tests.wire.test_workers import ADMIN, Pair, pair
+from tests.wire.guarding import keys_file, with_key
+from tests.wire.workers import ADMIN, Pair, pair
 
 # What a worker can be made to do: an interpreter imports this before anything else.
 FAULTS = """
