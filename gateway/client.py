@@ -175,7 +175,7 @@ class Sink(Protocol):
     async def start(self) -> None:
         """An event stream begins; from here on a failure is an event."""
 
-    async def events(self, data: bytes) -> None:
+    def events(self, data: bytes) -> Awaitable[None]:
         """Whole events, or a comment."""
 
     async def end(self) -> None:
@@ -202,8 +202,8 @@ class ClientSink:
         self._exchange.answered_s = self._clock()
         await self._send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
 
-    async def events(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+    def events(self, data: bytes) -> Awaitable[None]:
+        return self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
         self.complete = True

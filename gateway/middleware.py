@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gateway.auth import Authenticator
@@ -111,13 +111,13 @@ class Edge:
             extra += [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED)]
         started = False
 
-        async def outward(message: Message) -> None:
+        def outward(message: Message) -> Awaitable[None]:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
                 exchange.status = message["status"]
                 message["headers"] = [*message["headers"], *extra]
-            await send(message)
+            return send(message)
 
         try:
             if origin is not None and (headers := _preflight_headers(scope)):

@@ -7,7 +7,7 @@ looked for is read beside the stream. Once a stream has begun, a failure becomes
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -30,6 +30,8 @@ _END = {
 }
 # After its last event the engine has this long to end the response, so that the connection can be used again.
 END_S = 1.0
+# The usage is the last chunk, or stands in all of them, and such an event is no longer than this.
+USAGE_BYTES = 2048
 # A timer this late means that the whole process stood still: what came meanwhile is still to be read.
 LATE_S = 0.1
 
@@ -265,9 +267,11 @@ class StreamRelay:
 
     def _read(self, events: bytes) -> bytes:
         """Note what the events tell; returns those the client shall have. Most are only searched, not parsed."""
-        count = events.count(b"\n\n") + events.count(b"\n\r\n")
         ids = self._same_id
-        if ids is not None and events.count(ids.mark) != count and (at := ids.of_another(events)) is not None:
+        if ids is not None and (count := ids.chunks(events)):
+            self._time(events, count)
+            return self._read_usage(events) if b'"usage"' in events[-USAGE_BYTES:] else events
+        if ids is not None and (at := ids.of_another(events)) is not None:
             self._strayed = True
             events = events[:at]
             if not events:
@@ -276,22 +280,23 @@ class StreamRelay:
             if mark in events:
                 events = self._cut_after_end(events)
                 break
-        self._time(events, count)
-        if b'"error"' in events and any(sse.is_error(document) for document in _documents(events)):
+        self._time(events, events.count(b"\n\n") + events.count(b"\n\r\n"))
+        if b'"error"' in events and any(map(sse.is_error, _documents(events))):
             self._failed = True
             self._exchange.failure = "engine_error_event"
         return self._read_usage(events) if b'"usage"' in events else events
 
     def _cut_after_end(self, events: bytes) -> bytes:
-        kept = []
+        at = 0
         for event in sse.split(events):
-            kept.append(event)
-            document = sse.json_of(event)
-            name = sse.data_of(event).strip() if document is None else str(document.get("type")).encode()
-            if name in self._end_marks:
-                self._finished = True
-                break
-        return b"".join(kept)
+            at += len(event)
+            if any(mark in event for mark in self._end_marks):  # in a text, perhaps
+                document = sse.json_of(event)
+                name = sse.data_of(event).strip() if document is None else str(document.get("type")).encode()
+                if name in self._end_marks:
+                    self._finished = True
+                    break
+        return events[:at]
 
     def _time(self, events: bytes, count: int) -> None:
         now = self._clock()
@@ -305,7 +310,7 @@ class StreamRelay:
     def _read_usage(self, events: bytes) -> bytes:
         kept = []
         for event in sse.split(events):
-            document = sse.json_of(event)
+            document = sse.json_of(event) if b'"usage"' in event else None
             usage = None if document is None else sse.usage_of(document)
             if document is not None and usage is not None:
                 self._exchange.prompt_tokens = max(self._exchange.prompt_tokens, usage[0])
@@ -318,5 +323,5 @@ class StreamRelay:
         return b"".join(kept)
 
 
-def _documents(events: bytes) -> list[dict[str, Any]]:
-    return [document for event in sse.split(events) if (document := sse.json_of(event)) is not None]
+def _documents(events: bytes) -> Iterator[dict[str, Any]]:
+    return filter(None, map(sse.json_of, sse.split(events)))

@@ -209,18 +209,32 @@ def test_only_an_event_of_another_id_is_of_another_answer(spaced: bool) -> None:
 
 
 @pytest.mark.parametrize("spaced", [False, True])
-def test_the_mark_is_counted_once_an_event_of_ones_own_whatever_its_text_says(spaced: bool) -> None:
+def test_a_text_that_quotes_an_id_is_no_chunk_of_that_id(spaced: bool) -> None:
     ids = sse.SameId()
     quoting = chunk("cmpl-1", 'it says "id":"cmpl-1" and data: {"id": "cmpl-1"', spaced=spaced)
     ids.of_another(quoting)
-    assert (quoting * 3).count(ids.mark) == 3
-    assert chunk("cmpl-2", "cmpl-1").count(ids.mark) == 0
-    assert chunk("cmpl-12").count(ids.mark) == 0
+    assert ids.chunks(quoting * 3) == 3
+    assert ids.chunks(chunk("cmpl-2", "cmpl-1")) == 0
+    assert ids.chunks(chunk("cmpl-12")) == 0
+    assert ids.of_another(chunk("cmpl-12")) == 0
+
+
+OWN, CRLF = chunk("cmpl-1"), chunk("cmpl-1").replace(b"\n", b"\r\n")
+OTHERS = (chunk("cmpl-2"), b"data: [DONE]\n\n", b": ping\n\n", b'data: {"error":{"message":"x"}}\n\n', b"\n",
+          b"event: chunk\n" + OWN, b"data: [DONE]\r\n\r\n")  # fmt: skip
+
+
+@given(st.lists(st.sampled_from([OWN, CRLF, *OTHERS]), max_size=12))
+def test_a_read_counts_as_chunks_only_where_it_is_nothing_else(events: list[bytes]) -> None:
+    ids = sse.SameId()
+    ids.of_another(OWN)
+    plain = all(event in (OWN, CRLF) for event in events)
+    assert ids.chunks(b"".join(events)) == (len(events) if plain else 0)
 
 
 def test_before_an_id_was_seen_every_read_is_looked_at() -> None:
     ids = sse.SameId()
     for events in (b"data: {}\n\n", b": x\n\n", b"data: [DONE]\n\n"):
-        assert events.count(ids.mark) != events.count(b"\n\n")
+        assert ids.chunks(events) == 0
         assert ids.of_another(events) is None
     assert ids.of_another(chunk("cmpl-1") + chunk("cmpl-2")) == len(chunk("cmpl-1"))
