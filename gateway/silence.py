@@ -4,7 +4,8 @@ A question lies in the worker's channel, so a loop that sleeps would wake at onc
 
 - stopped (SIGSTOP, a debugger) or asleep, and not scheduled once between two looks: it is stuck;
 - running: it is busy with something. The costliest body that limits allow takes a quarter of a second of CPU;
-- runnable but kept from running, or paging: it moves, however slowly. Load looks like this, and gets HANG_S.
+- runnable but kept from running, paging, or waiting for a disk: it goes on, however slowly. Load looks like this, and
+  a network file system that pauses; killing all workers for it would be worse. It gets HANG_S.
 
 Looks are counted, not seconds: a parent that is starved or frozen itself looks less often, and blames nobody for it.
 """
@@ -64,7 +65,7 @@ class Silence:
             if last is None:
                 self._began_cpu_s = look.cpu_s
             ran = last is None or (look.switches, look.cpu_s) != (last.switches, last.cpu_s)
-            self._still = 0 if ran or look.state == "R" else self._still + 1
+            self._still = 0 if ran or look.state in "RD" else self._still + 1
             if self._still >= (STOPPED_LOOKS if look.stopped else ASLEEP_LOOKS):
                 return f"{'stopped' if look.stopped else 'stuck'}, no answer for {self._looks * LOOK_S:g} s"
             if (spun_s := look.cpu_s - self._began_cpu_s) >= SPIN_CPU_S:

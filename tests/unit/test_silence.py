@@ -42,8 +42,8 @@ def test_one_that_is_stopped_is_given_up_before_those_that_sleep_for_its_lock() 
 
 @pytest.mark.parametrize(
     ("state", "switches", "cpu_s"),
-    [("R", 0, 0.0), ("R", 3, 0.01), ("D", 2, 0.0), ("S", 1, 0.0), ("S", 0, 0.01)],
-    ids=["runnable, never run", "starved", "paging", "woken", "woken, switches not told"],
+    [("R", 0, 0.0), ("R", 3, 0.01), ("D", 2, 0.0), ("D", 0, 0.0), ("S", 1, 0.0), ("S", 0, 0.01)],
+    ids=["runnable, never run", "starved", "paging", "a disk that hangs", "woken", "woken, switches not told"],
 )
 def test_one_that_load_keeps_from_answering_has_the_long_wait(state: str, switches: int, cpu_s: float) -> None:
     count, why = looks_until_given_up(always(state, switches, cpu_s))
