@@ -7,6 +7,7 @@ state changes by their monitors (monitor.py) and by the few methods here. One ev
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from gateway.breaker import CAUSES, Breaker, Circuit
@@ -21,6 +22,7 @@ __all__ = ["Replica", "Replicas", "State"]
 logger = logging.getLogger(__name__)
 
 CIRCUITS = tuple(Circuit)  # their places are the values of gateway_replica_circuit
+NAMED_ENGINES = 6  # in the reason of a refusal, which every refused client gets
 
 
 class Replicas:
@@ -110,10 +112,16 @@ class Replicas:
         return {"state": breaker.state(now), "trial_in_s": opens_for_s, "failed_in_a_row": breaker.failed_in_a_row}
 
     def explain(self) -> str:
-        """One sentence on why no engine is ready."""
+        """One sentence on why no engine is ready; of many engines it counts what they have in common."""
         if not self.all:
             return "no engine is listed"
-        return "; ".join(f"engine {i + 1} is {r.state} ({r.reason})" for i, r in enumerate(self.all))
+        if len(self.all) <= NAMED_ENGINES:
+            return "; ".join(f"engine {i + 1} is {r.state} ({r.reason})" for i, r in enumerate(self.all))
+        kinds = Counter((replica.state, replica.reason) for replica in self.all).most_common()
+        told = [f"{count} are {state} ({reason})" for (state, reason), count in kinds[:NAMED_ENGINES]]
+        if rest := sum(count for _, count in kinds[NAMED_ENGINES:]):
+            told.append(f"{rest} are not ready for other reasons")
+        return f"of {len(self.all)} engines " + "; ".join(told)
 
     async def wait_ready(self, model: str | None, timeout_s: float) -> bool:
         """Wait until a replica (of this model) is ready; False when the time is over first."""
