@@ -10,6 +10,9 @@ State: `in-flight` tokens and requests (open leases) and, per tenant, the waitin
    Cheng 1996), each tenant in order of arrival. A request that does not fit yet may be overtaken by ones that do, by
    as many tokens as it asks for itself and no more: it is neither starved nor does it stop everybody.
 
+What requests in flight have in common at their beginning counts once where the engines share it (sharing.py), so one
+may fit that is larger than what is free. Turns, prices and the pace go by whole sizes.
+
 While no engine is ready (`paused`) nothing can be predicted and max_wait_s does not run: a request then waits until its
 own deadline, since a restart takes longer than any queue should.
 
@@ -29,19 +32,22 @@ from gateway.keys import Tenant
 from gateway.limits import DrainRate, Residence
 from gateway.metrics import Metrics
 from gateway.settings import Admission as AdmissionSettings
+from gateway.sharing import Held, Parts
 
 LOOK_AHEAD = 32  # waiting requests of one tenant that are looked at for one that fits
 
 
 class Lease:
-    """Permission to have `tokens` in flight. Close it exactly when the work ended; closing again does nothing."""
+    """Permission to have `tokens` in flight, of which `parts` may be others' as well. Close it exactly when the work
+    ended; closing again does nothing."""
 
-    __slots__ = ("_admission", "granted_s", "open", "tenant", "tokens")
+    __slots__ = ("_admission", "granted_s", "open", "parts", "tenant", "tokens")
 
-    def __init__(self, admission: "Admission", tenant: str, tokens: int, granted_s: float) -> None:
+    def __init__(self, admission: "Admission", tenant: str, tokens: int, parts: Parts, granted_s: float) -> None:
         self._admission = admission
         self.tenant = tenant
         self.tokens = tokens
+        self.parts = parts
         self.granted_s = granted_s
         self.open = True
 
@@ -62,6 +68,7 @@ class Lease:
 @dataclass(slots=True, eq=False)
 class _Waiter:
     tokens: int
+    parts: Parts
     queued_s: float
     granted: asyncio.Future[Lease]
     deadline_s: float
@@ -87,7 +94,10 @@ class Admission:
         self._metrics = metrics
         self._clock = clock
         self.capacity_tokens = settings.capacity_tokens or 0
-        self.in_flight_tokens = 0
+        self.shares_beginnings = False  # the engines have a prefix cache, all of them
+        self._leased_tokens = 0
+        self._parts_tokens = 0  # of these, in parts
+        self._held = Held()
         self.queued_tokens = 0
         self._leases: set[Lease] = set()
         self._lines: dict[str, _Line] = {}  # tenants with somebody waiting
@@ -105,6 +115,11 @@ class Admission:
     @property
     def in_flight(self) -> int:
         return len(self._leases)
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """What the engines have to hold: beginnings in common once."""
+        return self._leased_tokens - self._parts_tokens + self._held.tokens
 
     @property
     def queued(self) -> int:
@@ -132,23 +147,24 @@ class Admission:
         self.pause(False)
         self._grant()
 
-    async def acquire(self, tenant: Tenant, tokens: int, deadline_s: float) -> Lease:
-        """Wait for a lease on `tokens`, at the longest until `deadline_s` on this admission's clock.
+    async def acquire(self, tenant: Tenant, tokens: int, deadline_s: float, parts: Parts = ()) -> Lease:
+        """Wait for a lease on `tokens`, at the longest until `deadline_s` on this admission's clock. `parts`: the
+        prompt's beginning.
 
         Raises OverloadedError: at once where the wait can be predicted, at the deadline where the prediction was wrong.
         """
         now = self._clock()
-        lease = await self._wait(tenant, tokens, now, deadline_s)
+        lease = await self._wait(tenant, tokens, parts if self.shares_beginnings else (), now, deadline_s)
         self._metrics.queue_seconds.observe(lease.granted_s - now)
         return lease
 
-    async def _wait(self, tenant: Tenant, tokens: int, now: float, deadline_s: float) -> Lease:
-        if not self._lines and self._fits(tokens):
-            return self._lease(tenant.name, tokens, now)
+    async def _wait(self, tenant: Tenant, tokens: int, parts: Parts, now: float, deadline_s: float) -> Lease:
+        if not self._lines and self._fits(tokens, parts):
+            return self._lease(tenant.name, tokens, parts, now)
         wait_s = self.predicted_wait_s(tenant, tokens)
         allowed_s = self._allowed_s(deadline_s, now)
         # What fits now waits for a turn at most; the pace says nothing about that while a large request is held up.
-        if wait_s is not None and wait_s > allowed_s and not self._fits(tokens):
+        if wait_s is not None and wait_s > allowed_s and not self._fits(tokens, parts):
             if wait_s <= self._settings.max_wait_s:
                 self._metrics.deadline_shed.labels(tenant.name).inc()
             raise self._refusal(
@@ -159,7 +175,7 @@ class Admission:
         if line is None:
             line = self._lines[tenant.name] = _Line(tenant.weight)
             line.start = max(self._virtual, self._finished.pop(tenant.name, 0.0))
-        waiter = _Waiter(tokens, now, asyncio.get_running_loop().create_future(), deadline_s)
+        waiter = _Waiter(tokens, parts, now, asyncio.get_running_loop().create_future(), deadline_s)
         line.waiters.append(waiter)
         line.tokens += tokens
         self.queued_tokens += tokens
@@ -202,13 +218,17 @@ class Admission:
         """Tokens a second given back under saturation; before any was seen, Little's law on what is in flight."""
         if (measured := self._drain.tokens_per_s) is not None:
             return measured
-        if self._residence.mean_s and self.in_flight_tokens:
-            return self.in_flight_tokens / self._residence.mean_s
+        if self._residence.mean_s and self._leased_tokens:
+            return self._leased_tokens / self._residence.mean_s
         return None
 
     def check_integrity(self) -> None:
         """queued + in-flight = unfinished, and every sum agrees with its parts."""
-        assert self.in_flight_tokens == sum(lease.tokens for lease in self._leases), self
+        assert self.in_flight_tokens >= 0, self
+        assert self._leased_tokens == sum(lease.tokens for lease in self._leases), self
+        every = [part for lease in self._leases for part in lease.parts]
+        assert self._parts_tokens == sum(tokens for _, tokens in every), self
+        assert len(self._held) == len({key for key, _ in every}), self
         assert all(lease.open for lease in self._leases), self
         assert all(line.waiters for line in self._lines.values()), self
         for line in self._lines.values():
@@ -218,18 +238,21 @@ class Admission:
 
     # -- deciding: no awaits below this line ---------------------------------------------------------------------------
 
-    def _fits(self, tokens: int) -> bool:
+    def _fits(self, tokens: int, parts: Parts) -> bool:
         if self.in_flight >= self._settings.max_in_flight:
             return False
         # A request larger than everything goes alone: the engine, which knows its own limit, answers it.
-        return not self._leases or not self.capacity_tokens or self.in_flight_tokens + tokens <= self.capacity_tokens
+        if not self._leases or not self.capacity_tokens:
+            return True
+        free = self.capacity_tokens - self.in_flight_tokens
+        return tokens <= free or tokens - self._held.common(parts) <= free
 
     def _next(self) -> tuple[str, _Waiter] | None:
         """Take the next waiting request that may go out of its line: the earliest start tag that fits."""
         held_up: list[_Waiter] = []
         for name, line in sorted(self._lines.items(), key=lambda item: item[1].start):
             for waiter in itertools.islice(line.waiters, LOOK_AHEAD):
-                if not self._fits(waiter.tokens):
+                if not self._fits(waiter.tokens, waiter.parts):
                     held_up.append(waiter)
                 elif all(other.overtaken + waiter.tokens <= other.tokens for other in held_up):
                     for other in held_up:
@@ -245,18 +268,22 @@ class Admission:
         while (chosen := self._next()) is not None:
             name, waiter = chosen
             if not waiter.granted.done():  # its client left, and it had no turn yet to leave the queue
-                waiter.granted.set_result(self._lease(name, waiter.tokens, now))
+                waiter.granted.set_result(self._lease(name, waiter.tokens, waiter.parts, now))
 
-    def _lease(self, tenant: str, tokens: int, now: float) -> Lease:
-        lease = Lease(self, tenant, tokens, now)
+    def _lease(self, tenant: str, tokens: int, parts: Parts, now: float) -> Lease:
+        lease = Lease(self, tenant, tokens, parts, now)
         self._leases.add(lease)
-        self.in_flight_tokens += tokens
+        self._leased_tokens += tokens
+        self._parts_tokens += sum(size for _, size in parts)
+        self._held.take(parts)
         return lease
 
     def _release(self, lease: Lease) -> None:
         now = self._clock()
         self._leases.remove(lease)
-        self.in_flight_tokens -= lease.tokens
+        self._leased_tokens -= lease.tokens
+        self._parts_tokens -= sum(size for _, size in lease.parts)
+        self._held.give_back(lease.parts)
         self._residence.observe(now - lease.granted_s)
         if self._saturated_since_s is not None:
             self._drain.observe(lease.tokens, now - self._saturated_since_s)
@@ -318,7 +345,7 @@ class Admission:
         if (known := self.drain_tokens_per_s) is not None or not self._leases:
             return known
         age_s = self._clock() - min(lease.granted_s for lease in self._leases)
-        return self.in_flight_tokens / age_s if age_s > 0 else None
+        return self._leased_tokens / age_s if age_s > 0 else None
 
     def _refusal(self, cause: str, tenant: Tenant, detail: str, retry_after_s: float) -> OverloadedError:
         self._metrics.shed.labels(cause, tenant.name).inc()

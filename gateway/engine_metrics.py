@@ -15,6 +15,7 @@ class EngineFigures:
     tokens: float | None = None
     capacity_tokens: int | None = None
     block_size: int | None = None  # tokens
+    prefix_caching: bool = False
     started_s: float | None = None  # Unix time; several API servers don't tell it
 
 
@@ -36,6 +37,7 @@ def read_engine_metrics(page: str) -> EngineFigures:
     seen_tokens = False
     capacity = 0
     block_size: int | None = None
+    prefix_caching = False
     started_s: float | None = None
     try:
         for family in text_string_to_metric_families(lines):
@@ -53,11 +55,13 @@ def read_engine_metrics(page: str) -> EngineFigures:
                     capacity += _capacity(sample.labels)
                     size = sample.labels.get("block_size", "")
                     block_size = int(size) if size.isdecimal() and int(size) else block_size
+                    prefix_caching = sample.labels.get("enable_prefix_caching") == "True"
                 elif sample.name == "process_start_time_seconds":
                     started_s = sample.value
     except ValueError:  # the parser's word for a line it can't read
         return EngineFigures()
-    return EngineFigures(running, waiting, tokens if seen_tokens else None, capacity or None, block_size, started_s)
+    seen = tokens if seen_tokens else None
+    return EngineFigures(running, waiting, seen, capacity or None, block_size, prefix_caching, started_s)
 
 
 def _capacity(labels: dict[str, str]) -> int:

@@ -34,7 +34,7 @@ from gateway.limits import TokenEstimator, request_cost
 from gateway.merging import mergeable
 from gateway.metrics import Metrics
 from gateway.pools import Admissions
-from gateway.prefixes import Look, Prefixes, outcomes
+from gateway.prefixes import Look, Prefixes, Prompts, outcomes
 from gateway.protocol import (
     HOT_ROUTES,
     Envelope,
@@ -49,6 +49,7 @@ from gateway.relay import StreamRelay, read_whole
 from gateway.replicas import Replica, Replicas
 from gateway.routing import affinity, choose
 from gateway.settings import Settings
+from gateway.sharing import parts_of
 from gateway.upstream import Answer, Upstream
 
 # Dialects whose streams report usage only when asked; the others always do.
@@ -155,28 +156,37 @@ class Inference:
         settings = self._settings
         deadline_s = exchange.arrived_s + (timeout_s or settings.timeouts.total_s)
         tokens = self._cost(envelope) if tokens is None else tokens
+        prompts = self.prefixes.prompts(envelope.document, exchange.owner.group)
+        parts = parts_of(prompts, min(tokens, self.estimator.estimate(envelope.size)))
         exchange.phase = "queued"
-        with await self._admission.of(self._served_model(envelope)).acquire(exchange.owner, tokens, deadline_s):
+        queue = self._admission.of(self._served_model(envelope))
+        with await queue.acquire(exchange.owner, tokens, deadline_s, parts):
             exchange.phase = "waiting"
             try:
                 async with asyncio.timeout(deadline_s - self._clock()) as limit:
-                    await self._answer(exchange, envelope, sink, tokens, limit)
+                    await self._answer(exchange, envelope, prompts, sink, tokens, limit)
             except TimeoutError:
                 raise UpstreamTimeoutError("the request took longer than its deadline") from None
         if exchange.prompt_tokens:
             self.estimator.observe(envelope.size, exchange.prompt_tokens)
 
     async def _answer(
-        self, exchange: Exchange, envelope: Envelope, sink: Sink, tokens: int, limit: asyncio.Timeout
+        self,
+        exchange: Exchange,
+        envelope: Envelope,
+        prompts: Prompts,
+        sink: Sink,
+        tokens: int,
+        limit: asyncio.Timeout,
     ) -> None:
         added = self._added_fields(exchange, envelope)
         tried: set[str] = set()
-        looks: tuple[list[Look], int] | None = None
+        looks: list[Look] | None = None
         while True:
             replica = await self._route(envelope, tried)
             if looks is None:
                 epoch = (replica.url, replica.starts)
-                looks = self.prefixes.look(envelope.document, exchange.owner.group, epoch, self._clock())
+                looks = self.prefixes.look(prompts, epoch, self._clock())
             exchange.replica = replica.url
             trial = replica.breaker.begin()
             try:
@@ -200,7 +210,7 @@ class Inference:
             cached = (
                 exchange.cached_tokens if envelope.size.prompts == 1 else None
             )  # a list's is its last prompt's only
-            told = outcomes(*looks, exchange.prompt_tokens, cached, replica.block_size)
+            told = outcomes(looks, prompts.more, exchange.prompt_tokens, cached, replica.block_size)
             for outcome, tokens in told.items():
                 self._prefix_tokens(exchange.tenant_label, outcome).inc(tokens)
 

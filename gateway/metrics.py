@@ -87,7 +87,7 @@ class Metrics:
         self.queued_tokens = gauge("queued_tokens", "Their tokens: prompt estimates plus max_tokens.", mode=TOGETHER)
         self.in_flight_requests = gauge("in_flight_requests", "Admitted requests that have not ended.", mode=TOGETHER)
         self.in_flight_tokens = gauge(
-            "in_flight_tokens", "Their tokens: prompt estimates plus max_tokens.", mode=TOGETHER
+            "in_flight_tokens", "Their tokens: prompt estimates, what they share once, plus max_tokens.", mode=TOGETHER
         )
         self.capacity_tokens = gauge(
             "capacity_tokens",

@@ -141,9 +141,11 @@ class Monitor:
         figures = read_engine_metrics(replica.page)
         self._notice_restart(figures)
         replica.block_size = figures.block_size or replica.block_size
-        if figures.capacity_tokens is not None and figures.capacity_tokens != replica.capacity_tokens:
-            replica.capacity_tokens = figures.capacity_tokens
-            self._board.learned()
+        if figures.capacity_tokens is not None:
+            told = (figures.capacity_tokens, figures.prefix_caching)
+            if told != (replica.capacity_tokens, replica.prefix_caching):
+                replica.capacity_tokens, replica.prefix_caching = told
+                self._board.learned()
         if figures.tokens is not None:
             replica.progress.observe(Sample(self._clock(), figures.running, figures.waiting, figures.tokens))
 

@@ -94,6 +94,7 @@ class Admissions:
             # While every engine is away the last figure stays: the waiting room still has to be bounded.
             if capacity := sum(replica.capacity_tokens or 0 for replica in ready):
                 queue.set_capacity(max(1, self._worker.share(capacity)))
+            queue.shares_beginnings = bool(ready) and all(replica.prefix_caching for replica in ready)
             queue.pause(not ready)
         self._of = after
         for left in before.values():

@@ -39,6 +39,23 @@ _ENDS = _grid(64, 1024, 8 << 20)
 _SPANS = tuple(zip((0, *_ENDS[:-1]), _ENDS, strict=True))
 
 
+class Prompt(NamedTuple):
+    """A prompt as the model reads it, without its text. `keys[i]` stands for what comes before the end of `spans[i]`
+    (bytes) among those whose blocks may serve each other: one model's, under one cache salt. `anyone`: under any."""
+
+    total: int
+    spans: Sequence[tuple[int, int]]
+    keys: Sequence[int]
+    anyone: Sequence[int]
+
+
+class Prompts(NamedTuple):
+    """A call's first prompts, and how many further ones are not looked at."""
+
+    first: Sequence[Prompt]
+    more: int
+
+
 class Look(NamedTuple):  # a third of what a frozen dataclass takes to make
     """One prompt's leading bytes that came by before: `here`, at this engine since its start; `before`, at all;
     `other`, here under another cache salt. `lost` says what `before` beyond `here` was lost by."""
@@ -51,7 +68,7 @@ class Look(NamedTuple):  # a third of what a frozen dataclass takes to make
 
 
 class Prefixes:
-    """The memory. Its owner calls `look` once a request, before the engine is asked."""
+    """The memory. Its owner calls `prompts` once a request, and `look` before the engine is asked."""
 
     def __init__(self, entries: int = ENTRIES, window_s: float = WINDOW_S) -> None:
         self._half = entries // 2
@@ -67,28 +84,33 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def look(self, document: Document, group: str | None, epoch: Epoch, now_s: float) -> tuple[list[Look], int]:
-        """A look at each of the call's first prompts, and how many further ones were not looked at; remembers them."""
+    def prompts(self, document: Document, group: str | None) -> Prompts:
+        """A call's. `group`: whose cache salt it has."""
+        self._salts = self._salts or group is not None
         texts, more = leading_texts(document)
+        model = document.get("model")
+        seed, any_seed, found = hash((group, model)), hash((-1, model)), []
+        for text in texts:
+            spans = _spans(len(text))
+            anyone = _keys(text, spans, any_seed) if self._salts else ()
+            found.append(Prompt(len(text), spans, _keys(text, spans, seed), anyone))
+        return Prompts(found, more)
+
+    def look(self, prompts: Prompts, epoch: Epoch, now_s: float) -> list[Look]:
+        """A look at each of a call's prompts; remembers them."""
         if len(self._young) >= self._half or now_s - self._turned_s > self._half_s:
             # Idle for longer than that, nothing in either is young enough.
             self._old = self._young if now_s - self._turned_s <= 2 * self._half_s else {}
             self._young = {}
             self._turned_s = now_s
-        self._salts = self._salts or group is not None
-        return [self._one(text, group, epoch) for text in texts], more
+        return [self._one(prompt, epoch) for prompt in prompts.first]
 
-    def _one(self, text: bytes, group: str | None, epoch: Epoch) -> Look:
-        total = len(text)
-        spans = _spans(total)
-        key = hash(group)
-        keys = [key := hash((key, text[start:end])) for start, end in spans]
+    def _one(self, prompt: Prompt, epoch: Epoch) -> Look:
+        total, spans, keys, anyone = prompt
         here, before, last = self._deepest(keys, spans, epoch)
         lost = RESTARTED if last is not None and last[0] == epoch[0] else ELSEWHERE
         other = 0
-        if self._salts:
-            key = -1
-            anyone = [key := hash((key, text[start:end])) for start, end in spans]
+        if anyone:
             other = self._deepest(anyone, spans, epoch)[0]
             self._young.update(dict.fromkeys(anyone, epoch))
         self._young.update(dict.fromkeys(keys, epoch))
@@ -109,6 +131,11 @@ class Prefixes:
             if found == epoch:
                 return spans[i][1], before, last
         return 0, before, last
+
+
+def _keys(text: bytes, spans: Sequence[tuple[int, int]], seed: int) -> list[int]:
+    key = seed
+    return [key := hash((key, text[start:end])) for start, end in spans]
 
 
 def _spans(total: int) -> Sequence[tuple[int, int]]:

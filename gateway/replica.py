@@ -46,6 +46,7 @@ class Replica:
     capacity_tokens: int | None = None
     weight: float = 1.0  # relative capacity, for routing
     block_size: int | None = None  # tokens
+    prefix_caching: bool = False
     starts: int = 0  # of the engine, as far as we saw: what it had cached before is gone
     started_s: float | None = None
     page: str = ""  # its last /metrics

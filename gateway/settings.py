@@ -71,7 +71,8 @@ class Admission(Section):
         None,
         ge=1,
         description="Tokens (prompt estimate + max_tokens) in flight at once, of each model (models that share an "
-        "engine count as one); unset: its engines' own KV cache size.",
+        "engine count as one); a beginning that several prompts share counts once where the engine caches prefixes. "
+        "Unset: its engines' own KV cache size.",
     )
     max_in_flight: int = Field(
         1024,

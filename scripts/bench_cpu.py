@@ -129,8 +129,8 @@ async def prefix_cost(chars: int, runs: int) -> float:
 
     async def work() -> None:
         for document in documents:
-            looks, more = memory.look(document, None, ("http://engine:8000", 0), 0.0)
-            outcomes(looks, more, chars // 4, chars // 8, 16)
+            prompts = memory.prompts(document, None)
+            outcomes(memory.look(prompts, ("http://engine:8000", 0), 0.0), prompts.more, chars // 4, chars // 8, 16)
 
     return await best(work, 1, runs) / len(documents) * 1e6
 

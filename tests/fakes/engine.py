@@ -90,11 +90,13 @@ class FakeEngine:
         slots: int = 256,
         service_s: float = 0.0,
         stream_slots: bool = True,
+        prefix_caching: bool = True,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
         self.models = models
         self.kv_tokens = kv_tokens
+        self.prefix_caching = prefix_caching
         self.service_s = service_s
         self.slots = asyncio.Semaphore(slots)
         self.stream_slots = stream_slots
@@ -191,7 +193,8 @@ class FakeEngine:
         if self.metrics_page is not None:
             return web.Response(text=self.metrics_page)
         labels = f'engine="0",model_name="{self.models[0]}"'
-        config = f'block_size="16",engine="0",kv_cache_size_tokens="{self.kv_tokens}",num_gpu_blocks="1"'
+        config = f'block_size="16",enable_prefix_caching="{self.prefix_caching}",engine="0"'
+        config += f',kv_cache_size_tokens="{self.kv_tokens}",num_gpu_blocks="1"'
         lines = [
             f"vllm:num_requests_running{{{labels}}} {self.active + self.extra_running}",
             f"vllm:num_requests_waiting{{{labels}}} 0.0",

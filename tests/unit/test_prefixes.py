@@ -20,8 +20,9 @@ def words(rng: random.Random, chars: int) -> str:
 
 def ask(memory: Prefixes, prompt: str, cached: int | None = None, **given: Any) -> dict[str, int]:
     """Four characters are a token here, and always were."""
-    looks, more = memory.look({"prompt": prompt}, given.get("group"), given.get("epoch", A), given.get("now_s", 1.0))
-    return outcomes(looks, more, len(prompt) // 4, cached, BLOCK)
+    prompts = memory.prompts({"prompt": prompt}, given.get("group"))
+    looks = memory.look(prompts, given.get("epoch", A), given.get("now_s", 1.0))
+    return outcomes(looks, prompts.more, len(prompt) // 4, cached, BLOCK)
 
 
 @pytest.fixture
@@ -128,8 +129,9 @@ def test_outcomes_sum_to_the_prompts_tokens_whatever_was_seen() -> None:
 
 
 def test_an_unknown_block_size_makes_everything_unknown(text: str) -> None:
-    looks, more = Prefixes().look({"prompt": text}, None, A, 1.0)
-    assert outcomes(looks, more, 100, 0, None) == {"unknown": 100}
+    memory = Prefixes()
+    looks = memory.look(memory.prompts({"prompt": text}, None), A, 1.0)
+    assert outcomes(looks, 0, 100, 0, None) == {"unknown": 100}
 
 
 @pytest.mark.parametrize(

@@ -323,3 +323,15 @@ async def test_an_engine_that_never_came_up_is_a_503_at_once(engine: FakeEngine)
         async with asyncio.timeout(5):
             while (await ask(up, "p")).status_code != 200:
                 await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(("prefix_caching", "least", "most"), [(True, 6, 9), (False, 2, 2)])
+async def test_requests_that_share_a_long_beginning_run_at_once_where_the_engine_caches_it(
+    prefix_caching: bool, least: int, most: int
+) -> None:
+    """Some 1,000 tokens in common, 200 of their own, and room for 3,000."""
+    async with FakeEngine(kv_tokens=3000, service_s=0.3, prefix_caching=prefix_caching) as engine, serve([engine.url]) as up:
+        document = "".join(f"{number:07d} " for number in range(500))
+        answers = await asyncio.gather(*(ask(up, f"{document} question {number}") for number in range(12)))
+        assert {answer.status_code for answer in answers} == {200}
+        assert least <= engine.peak <= most
