@@ -171,8 +171,8 @@ def api_server(engine: EngineFacts, facts: Facts) -> list[Finding]:
     else:
         change = (
             "Set stream-interval: 8 in its profile (an event of a stream then carries up to 8 tokens), or "
-            "api-server-count: 2. On an H200 with 256 chats in flight both gave 67 % more answers a second where prompts "
-            "were short, 30 % where they were long and new."
+            "api-server-count: 2. On an H200 with 256 chats in flight both gave 67 % more answers a second where "
+            "prompts were short, 30 % where they were long and new."
         )
     return [
         Finding(

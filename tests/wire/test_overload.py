@@ -330,7 +330,8 @@ async def test_requests_that_share_a_long_beginning_run_at_once_where_the_engine
     prefix_caching: bool, least: int, most: int
 ) -> None:
     """Some 1,000 tokens in common, 200 of their own, and room for 3,000."""
-    async with FakeEngine(kv_tokens=3000, service_s=0.3, prefix_caching=prefix_caching) as engine, serve([engine.url]) as up:
+    scripted = FakeEngine(kv_tokens=3000, service_s=0.3, prefix_caching=prefix_caching)
+    async with scripted as engine, serve([engine.url]) as up:
         document = "".join(f"{number:07d} " for number in range(500))
         answers = await asyncio.gather(*(ask(up, f"{document} question {number}") for number in range(12)))
         assert {answer.status_code for answer in answers} == {200}
