@@ -5,8 +5,8 @@ size and only ever added; each worker has a column of its own for the requests i
 worker that died can be struck out. A record lock of the kernel's, which dies with its holder, makes each step whole; it
 costs some microseconds, and only keys with limits pay them. The monotonic clock is one for the whole machine.
 
-Room on the disk is taken for ROOM_RECORDS at a time. Where there is none for a new key, that key is refused: counting it
-in each worker by itself would give it its limits several times over.
+Room on the disk is taken for ROOM_RECORDS at a time. Where there is none for a new key, that key is refused: counting
+it in each worker by itself would give it its limits several times over.
 
     header:  records (u64)
     record:  name (64 bytes), then for requests and for tokens: per minute, level, at (f64), then u32 in flight a worker
@@ -172,7 +172,7 @@ class SharedBook:
         except OSError as error:
             if not self._full:
                 fields = {"keys": len(self), "error": error.strerror}
-                logger.error("no room for the accounts of more keys, which are refused", extra={"fields": fields})
+                logger.warning("no room for the accounts of more keys, which are refused", extra={"fields": fields})
             self._full = True
             raise UnavailableError(
                 "the gateway's disk is full: there is no room to count what this key may have by its limits",
