@@ -17,7 +17,6 @@ from tests.unit.test_demo import until
 
 def test_all_taken_ports_are_named_at_once_with_their_holders_and_the_options_that_change_them() -> None:
     with _listening() as (port, server), _listening() as (other, second):
-        assert demo.check_ports(demo.Ports(*(_ports.free_port() for _ in range(3)))) is None
         with pytest.raises(demo.DemoError) as caught:
             demo.check_ports(demo.Ports(port, _ports.free_port(), other))
         with pytest.raises(demo.DemoError, match=rf"^port taken: {port} by .* stop that, or choose another port with"):
@@ -29,7 +28,8 @@ def test_all_taken_ports_are_named_at_once_with_their_holders_and_the_options_th
         line,
     )
     assert told, line
-    demo.check_ports(demo.Ports(int(told[1]), _ports.free_port(), int(told[2])))
+    assert int(told[1]) > port
+    assert int(told[2]) > other
 
 
 @contextlib.contextmanager
