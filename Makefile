@@ -84,7 +84,7 @@ test-wire: .venv/.installed ## the gateway over real sockets against the scripte
 	@scripts/stage.sh wire $(PY) -m pytest tests/wire $(ARGS)
 
 test-bench: .venv/.installed ## make bench on the scripted engine: what is reused, what an end by force leaves, steps meant to fail
-	@scripts/stage.sh bench $(PY) -m pytest tests/bench $(ARGS)
+	@scripts/stage.sh bench $(PY) -m pytest tests/bench -n 2 $(ARGS)
 
 test-engine-args: model ## profiles, flags and the memory plan against the pinned engine's own code
 	@scripts/stage.sh engine-args $(PY) -m pytest tests/engine_args $(ARGS)

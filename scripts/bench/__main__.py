@@ -161,7 +161,7 @@ def measure(run: runner.Run, *, as_json: bool) -> int:
         code = 128 + signal.SIGTERM
     left = len(run.folder.pending())
     if code:  # said first: writing the report takes a while
-        print(f"interrupted; the same command goes on, {left} measurements are left", file=sys.stderr)
+        print(f"interrupted; the same command goes on, {left} left to measure", file=sys.stderr)
     summary = summarise(run)
     print(json.dumps(summary, indent=2) if as_json else (run.folder.path / "report.md").read_text(), end="")
     print(f"report: {run.folder.path / 'report.html'}", file=sys.stderr)

@@ -216,7 +216,7 @@ def test_a_run_ended_in_the_middle_leaves_no_process_and_goes_on(tmp_path: Path,
     assert not psutil.wait_procs(family, timeout=15)[1]
     assert "Traceback" not in said
     if number != signal.SIGKILL:
-        assert "interrupted; the same command goes on, 1 measurements are left" in said
+        assert "interrupted; the same command goes on, 1 left to measure" in said
         assert run.returncode == (128 + number if by == "python" else -number)
     assert list(bench.rows()) == list(kept)
     again = bench.run()
