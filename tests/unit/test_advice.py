@@ -154,7 +154,7 @@ def test_waiting_beside_a_pool_with_room_is_a_matter_of_slots() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "streams", "words"), [(0.84, 9, ""), (0.85, 9, "stream-interval: 8"), (0.99, 0, "2. N")]
+    ("cores", "streams", "words"), [(0.84, 9, ""), (0.85, 9, "stream-interval: 8"), (0.99, 0, "Nothing is streamed")]
 )
 def test_a_full_core_of_the_api_server_is_named_and_the_remedy_fits_the_traffic(
     cores: float, streams: int, words: str

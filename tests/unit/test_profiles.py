@@ -79,8 +79,7 @@ def test_cuda_graphs_stay_on(name: str) -> None:
 
 @pytest.mark.parametrize("name", GPU_NAMES)
 def test_values_that_only_a_measurement_can_decide_are_left_at_their_defaults(name: str) -> None:
-    """Field case D4: defaults unless measured better. What the API server costs was measured on the H200
-    alone."""
+    """Field case D4: defaults unless measured better. stream-interval was measured on the H200 alone."""
     undecided = {
         "block-size",
         "enable-prefix-caching",
@@ -90,9 +89,8 @@ def test_values_that_only_a_measurement_can_decide_are_left_at_their_defaults(na
     }
     found = profile(name)
     assert not (undecided | {"max-num-batched-tokens", "performance-mode"}) & set(found)
-    assert {"stream-interval", "api-server-count"} & set(found) == (
-        {"stream-interval", "api-server-count"} if split(name)[1] == "h200" else set()
-    )
+    assert ("stream-interval" in found) == (split(name)[1] == "h200")
+    assert "api-server-count" not in found  # with more than one a stop cuts off the streams in flight
     text = (PROFILES / f"{name}.yaml").read_text().replace("\n# ", " ")
     assert "unmeasured on this card: " in text
 
