@@ -114,7 +114,8 @@ def _over_time(results: Results, lines: Lines, panels: Sequence[tuple[str, str, 
         if title.endswith("%"):
             axes.set_ylim(0, 103)
         axes.spines[["top", "right"]].set_visible(False)
-    _legend(both[1] if both[1].lines else both[0])
+    handles = {line.get_label(): line for axes in both for line in axes.lines}  # a row may be in one panel alone
+    _legend(both[1], list(handles.values()))
     return figure
 
 
@@ -123,7 +124,10 @@ def _series(repeats: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, float
     return found
 
 
-def _legend(axes: Any) -> None:
+def _legend(axes: Any, handles: Sequence[Any] | None = None) -> None:
+    """Beside the axes, of their own lines where no others are given."""
     axes.spines[["top", "right"]].set_visible(False)
-    if axes.lines:
-        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    shown = list(axes.lines) if handles is None else handles
+    shown = [line for line in shown if not line.get_label().startswith("_")]
+    if shown:
+        axes.legend(handles=shown, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
