@@ -95,6 +95,7 @@ def summarise(run: runner.Run) -> dict[str, Any]:
         **figures.summarise(run.plan, results),
         "failures": outcomes.failures,
         "failed_as_expected": outcomes.expected,
+        "to_make": len(run.folder.pending()),
     }
     write(path / "summary.json", json.dumps(summary, indent=2))
     write(path / "report.md", report.markdown(run.plan, summary))

@@ -101,8 +101,10 @@ def _distributions(streamed: Results, lines: Lines) -> Any:
 
 
 def _over_time(results: Results, lines: Lines, panels: Sequence[tuple[str, str, float]]) -> Any:
-    figure, both = plt.subplots(1, 2, figsize=(12, 4), layout="constrained")
-    for axes, (name, title, scale) in zip(both, panels, strict=True):
+    told = [panel for panel in panels if any(panel[0] in point for each in results.values() for point in _series(each))]
+    figure, grid = plt.subplots(1, len(told), figsize=(12, 4), layout="constrained", squeeze=False)
+    both = list(grid[0])
+    for axes, (name, title, scale) in zip(both, told, strict=True):
         for key, repeats in results.items():
             series = [(point["s"], point[name] * scale) for point in _series(repeats) if name in point]
             if series:
@@ -115,7 +117,7 @@ def _over_time(results: Results, lines: Lines, panels: Sequence[tuple[str, str, 
             axes.set_ylim(0, 103)
         axes.spines[["top", "right"]].set_visible(False)
     handles = {line.get_label(): line for axes in both for line in axes.lines}  # a row may be in one panel alone
-    _legend(both[1], list(handles.values()))
+    _legend(both[-1], list(handles.values()))
     return figure
 
 

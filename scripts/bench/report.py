@@ -132,7 +132,8 @@ def _facts(summary: Mapping[str, Any]) -> list[str]:
         "Answers have fixed lengths (ignore_eos), tokens are the engine's own usage, and every prompt is new to the "
         "prefix cache but for the workload named prefix."
     )
-    return [what, "", how]
+    left = summary["to_make"]
+    return [what, "", how, *(["", f"Incomplete: {left} more to measure; the same command goes on."] if left else [])]
 
 
 def _ratios(summary: Mapping[str, Any]) -> list[list[str]]:
@@ -141,7 +142,7 @@ def _ratios(summary: Mapping[str, Any]) -> list[list[str]]:
             f"{name}: {ratio['over']} ÷ {ratio['under']}",
             f"{ratio['value']:.3f}",
             f"{ratio['least']:.3f} – {ratio['most']:.3f}",
-            f"≥ {ratio['aim']}" if ratio["aim"] else "",
+            f"≥ {ratio['aim']}, {'met' if ratio['value'] >= ratio['aim'] else 'missed'}" if ratio["aim"] else "–",
         ]
         for name, ratio in summary["ratios"].items()
     ]

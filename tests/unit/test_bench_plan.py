@@ -172,6 +172,7 @@ def summary_of(chosen: plan.Plan, results: dict[str, list[dict[str, Any]]], **mo
         "boots": boots,
         "failures": {},
         "failed_as_expected": {},
+        "to_make": 0,
     }
     return {**head, **figures.summarise(chosen, results), **more}
 
@@ -244,7 +245,9 @@ def test_what_went_on_over_time_is_drawn_of_what_there_is(chosen: plan.Plan) -> 
         [80],
         [300],
     ]
-    assert "The card over time (last repeat)" not in dict(pictures(summary, {"a/x": [result(1)]}))
+    bare = dict(pictures(summary, {"a/x": [result(1)]}))  # the series has the KV cache's usage and nothing else
+    assert "The card over time (last repeat)" not in bare
+    assert [axes.get_ylabel() for axes in bare["KV cache over time (last repeat)"].axes] == ["KV cache usage, %"]
     plt.close("all")
 
 
@@ -303,3 +306,18 @@ def test_what_is_no_run_is_not_compared_in_one_line(
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("rate", "told"), [(11, "≥ 1.1, met"), (10.9, "≥ 1.1, missed")])
+def test_an_aim_is_said_to_be_met_or_missed(chosen: plan.Plan, rate: float, told: str) -> None:
+    summary = summary_of(chosen, {"a/x": [result(10)], "a/y": [result(rate)]})
+    assert f"| {told} |" in report.markdown(chosen, summary)
+    assert f"<td>{told}</td>" in report.page(chosen, summary, {})
+
+
+def test_a_report_of_a_run_that_was_interrupted_says_that_it_is_incomplete(chosen: plan.Plan) -> None:
+    results = {"a/x": [result(10)]}
+    whole, part = summary_of(chosen, results), summary_of(chosen, results, to_make=3)
+    assert "Incomplete" not in report.markdown(chosen, whole)
+    assert "Incomplete: 3 more to measure; the same command goes on." in report.markdown(chosen, part)
+    assert "Incomplete: 3 more" in report.page(chosen, part, {})
