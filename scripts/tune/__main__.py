@@ -162,6 +162,7 @@ def _put_in_place(profile: Path, gateway: Path, found: dict[str, Any], kept: Pat
     rates = found["best"]["repeats"], found["current"]["repeats"]
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     comment = f"make tune, {day}: {min(rates[0]):.0f} tokens/s or more against {max(rates[1]):.0f} at most"
+    comment = f"{comment}. {space.price(found['best']['changes'])}".rstrip(". ")
     texts = {
         profile: settings.rewritten(profile.read_text(), found["best"]["changes"], comment),
         gateway: settings.rewritten(gateway.read_text(), found["limits"], comment),

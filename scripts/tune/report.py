@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from scripts.tune.space import price
+
 
 def _repeats(rates: list[float]) -> str:
     return f"{min(rates):.0f} to {max(rates):.0f} in {len(rates)} repeats"
@@ -13,7 +15,7 @@ def _repeats(rates: list[float]) -> str:
 def render(report: Mapping[str, Any], profile: str) -> str:
     """Markdown."""
     current, best = report["current"], report.get("best")
-    lines = [f"# make tune: {profile}", "", verdict(report), ""]
+    lines = [f"# make tune: {profile}", "", f"{verdict(report)} {price(best['changes']) if best else ''}".rstrip(), ""]
     lines += [
         "| | tokens/s within the SLO | in flight | prefill, tokens/s | decode, tokens/s | KV tokens | changes |",
         "|---|---|---|---|---|---|---|",

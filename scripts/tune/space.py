@@ -32,6 +32,13 @@ def space(platform: str, *, kv_fp8: bool = False) -> dict[str, list[Any]]:
     return chosen
 
 
+def price(changes: Flags) -> str:
+    """What changes cost elsewhere, in one sentence; "" where it is nothing."""
+    if int(changes.get("api-server-count", 1)) > 1:
+        return "With more than one API server a stop cuts off the streams in flight: drain the engine before each."
+    return ""
+
+
 def changed(profile: Flags, trial: Flags) -> dict[str, Any]:
     """The flags of `trial` that `profile` does not set to the same value already."""
     return {name: value for name, value in trial.items() if profile.get(name) != value}

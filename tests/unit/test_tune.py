@@ -314,3 +314,9 @@ def test_the_report_says_what_was_done_and_why(more: dict[str, Any], says: str) 
 def test_a_soak_that_lost_requests_keeps_the_old_profile() -> None:
     soak = {**found()["soak"], "held": False, "lost": 1}
     assert "Kept as it was: under the soak" in report.render(found(soak=soak, replaced=False), "p")
+
+
+@pytest.mark.parametrize(("servers", "said"), [(2, True), (1, False)])
+def test_the_report_names_what_a_second_api_server_costs(servers: int, said: bool) -> None:
+    best = {**found()["best"], "changes": {"api-server-count": servers}}
+    assert ("a stop cuts off the streams in flight" in report.render(found(best=best), "p")) == said
