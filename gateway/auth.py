@@ -113,6 +113,10 @@ class AdminToken:
         """Raises SettingsError if a token file was named but can't be used."""
         self._digest = None if path is None else _digest(read_secret(path, "auth.admin_token_file", least=16).encode())
 
+    @property
+    def configured(self) -> bool:
+        return self._digest is not None
+
     def allows(self, scope: Scope) -> bool:
         secret = _secret(scope)
         return self._digest is not None and bool(secret) and hmac.compare_digest(_digest(secret), self._digest)

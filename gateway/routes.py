@@ -89,6 +89,8 @@ def admin_app(
         return own if worker.of == 1 else whole_status(worker, own, await siblings.tell("status"))
 
     def require_token(request: Request) -> None:
+        if not token.configured:
+            raise UnauthorizedError("/status and /drain are off until auth.admin_token_file names a token's file")
         if not token.allows(request.scope):
             raise UnauthorizedError("send the admin token: Authorization: Bearer … (auth.admin_token_file)")
 

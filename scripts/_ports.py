@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 from collections.abc import Iterable
 
 import psutil
 
 HOST = "127.0.0.1"
+
+
+def port(text: str) -> int:
+    """For argparse. Raises ArgumentTypeError where it is none."""
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: expected 1 to 65535")
+    return int(text)
 
 
 def is_free(port: int) -> bool:

@@ -15,6 +15,13 @@ from scripts import _ports, _prometheus, demo
 from tests.unit.test_demo import until
 
 
+@pytest.mark.parametrize("wrong", ["99999", "0", "-1", "abc"])
+def test_what_is_no_port_is_refused_in_words(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        demo.main([f"--port={wrong}"])
+    assert f"'{wrong}' is no port: expected 1 to 65535" in capsys.readouterr().err
+
+
 def test_all_taken_ports_are_named_at_once_with_their_holders_and_the_options_that_change_them() -> None:
     with _listening() as (port, server), _listening() as (other, second):
         with pytest.raises(demo.DemoError) as caught:

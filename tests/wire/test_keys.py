@@ -247,3 +247,5 @@ async def test_without_a_token_configured_the_admin_routes_are_off_whatever_is_s
         assert drain.status_code == 401
     assert (await up.client.get(f"{up.admin_url}/docs")).status_code == 404
     assert (await up.client.post(f"{up.admin_url}/metrics")).status_code == 405
+    refused = (await up.client.get(f"{up.admin_url}/status")).json()["error"]["message"]
+    assert refused == "/status and /drain are off until auth.admin_token_file names a token's file"
