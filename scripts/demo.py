@@ -255,10 +255,11 @@ def _both_up(client: httpx.Client, url: str) -> str | None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Engine, gateway and Prometheus on this machine, and a conversation.")
     parser.add_argument("--once", action="store_true", help="end after the answers instead of staying up")
-    parser.add_argument("--port", type=_ports.port, default=Ports.gateway, help="the gateway's (default %(default)s)")
-    parser.add_argument("--admin-port", type=_ports.port, default=Ports.admin, help="its metrics' (default %(default)s)")
-    parser.add_argument("--engine-port", type=_ports.port, default=Ports.engine, help="the engine's (default %(default)s)")
-    parser.add_argument("--prometheus-port", type=_ports.port, help="Prometheus's (default 9090, or a free one)")
+    number = _ports.port
+    parser.add_argument("--port", type=number, default=Ports.gateway, help="the gateway's (default %(default)s)")
+    parser.add_argument("--admin-port", type=number, default=Ports.admin, help="its metrics' (default %(default)s)")
+    parser.add_argument("--engine-port", type=number, default=Ports.engine, help="the engine's (default %(default)s)")
+    parser.add_argument("--prometheus-port", type=number, help="Prometheus's (default 9090, or a free one)")
     parser.add_argument("--dry-run", action="store_true", help="print what would be started, and start nothing")
     args = parser.parse_args(argv)
     terminal = talk.Terminal()
