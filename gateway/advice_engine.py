@@ -30,8 +30,8 @@ def presence(facts: Facts) -> list[Finding]:
                 "engine_absent",
                 f"Not every engine takes requests: {names}.",
                 f"{len(absent)} of {len(facts.engines)} engines are away, not warm yet, or drained.",
-                "See the engine's log (make logs SERVICE=engine) and `make doctor`; while it loads a model, wait; one that "
-                "was drained stays so until it is told otherwise (docs/replicas.md).",
+                "See the engine's log (make logs SERVICE=engine) and `make doctor`; while it loads a model, wait; one "
+                "that was drained stays so until it is told otherwise (docs/replicas.md).",
                 {"absent": len(absent), "engines": len(facts.engines)},
             )
         )
