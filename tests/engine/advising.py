@@ -30,6 +30,7 @@ BLOCK = 32
 POOL_BLOCKS = 96
 SLOTS = 8
 SHAPE = {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2}
+SHAPE |= {"num_key_value_heads": 2, "head_dim": 64}
 ENGINE_OPTIONS = (
     *("--hf-overrides", json.dumps(SHAPE), "--load-format", "dummy", "--dtype", "float32"),
     *("--num-gpu-blocks-override", str(POOL_BLOCKS), "--max-num-seqs", str(SLOTS), "--shutdown-timeout", "0"),
