@@ -219,7 +219,8 @@ def show(turns: list[Turn], found: Numbers | None, terminal: Terminal) -> None:
         )
     if found is not None:
         terminal.plain(f"  prefix-cache hits {found.prefix_hit_ratio:.1%} of all prompt tokens (from Prometheus)")
-        terminal.plain(f"  KV cache          {found.kv_cache_usage:.2%} in use at the peak (from Prometheus)")
+        if found.kv_cache_usage >= 0.00005:  # else every scrape fell between two answers
+            terminal.plain(f"  KV cache          {found.kv_cache_usage:.2%} in use at the peak (from Prometheus)")
 
 
 def ending(base_url: str, model: str, stays: bool) -> str:

@@ -69,15 +69,19 @@ def tools() -> str:
     return found
 
 
+def look(url: str) -> None:
+    """Raises PreviewError where no Prometheus answers."""
+    try:
+        with httpx.Client(timeout=5, trust_env=False) as client:
+            _prometheus.query(client, url, "vector(1)")
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise PreviewError(f"no Prometheus answers at {url}: {error}") from error
+
+
 @contextlib.contextmanager
 def source(args: argparse.Namespace) -> Iterator[tuple[str, _stage.Recording]]:
     """The Prometheus to draw from, and what is shown of it."""
     if args.prometheus:
-        try:
-            with httpx.Client(timeout=5, trust_env=False) as client:
-                _prometheus.query(client, args.prometheus, "vector(1)")
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise PreviewError(f"no Prometheus answers at {args.prometheus}: {error}") from error
         now = time.time()
         yield args.prometheus, _stage.Recording(now - args.minutes * 60, now, args.note)
         return
@@ -154,6 +158,8 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := set(uids) - set(there):
         parser.error(f"no such dashboard: {', '.join(sorted(unknown))}; there are {', '.join(there)}")
     try:
+        if args.prometheus:
+            look(args.prometheus)  # before the tools are fetched, which takes a minute
         drawn = draw(args, tools(), uids)
     except (PreviewError, _stage.StageError) as error:
         print(f"preview: {error}", file=sys.stderr)
