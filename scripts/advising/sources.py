@@ -45,8 +45,10 @@ def from_prometheus(client: httpx.Client, url: str, window_s: float, end_s: floa
         answer = client.post(f"{url.rstrip('/')}/api/v1/query_range", data=params)
         document = answer.json()
         found = document["data"]["result"]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        raise SourceError(f"no Prometheus answers at {url}: {type(error).__name__}") from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise SourceError(f"no Prometheus answers at {url}: {error or type(error).__name__}") from None
+    except (ValueError, KeyError, TypeError):
+        raise SourceError(f"no Prometheus answers at {url}: what came is no query's result") from None
     readings = _by_time(found)
     if not readings:
         raise SourceError(

@@ -262,8 +262,16 @@ def test_a_missing_program_is_one_line_with_the_way_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert preview.main(["--prometheus", "http://127.0.0.1:9"]) == 1
+    assert preview.main([]) == 1
     assert capsys.readouterr().err == "preview: node is missing: apt-get install nodejs npm\n"
+
+
+def test_a_prometheus_that_is_not_there_is_told_before_any_tool_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert preview.main(["--prometheus", "http://127.0.0.1:9"]) == 1
+    assert capsys.readouterr().err.startswith("preview: no Prometheus answers at http://127.0.0.1:9: ")
 
 
 def test_an_unknown_dashboard_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
