@@ -31,7 +31,7 @@ _END = {
 # After its last event the engine has this long to end the response, so that the connection can be used again.
 END_S = 1.0
 # The usage is the last chunk, or stands in all of them, and such an event is no longer than this.
-USAGE_BYTES = 2048
+USAGE_BYTES = 8192
 # A timer this late means that the whole process stood still: what came meanwhile is still to be read.
 LATE_S = 0.1
 
@@ -270,6 +270,7 @@ class StreamRelay:
         ids = self._same_id
         if ids is not None and (count := ids.chunks(events)):
             self._time(events, count)
+            self._look_for_error(events)
             return self._read_usage(events) if b'"usage"' in events[-USAGE_BYTES:] else events
         if ids is not None and (at := ids.of_another(events)) is not None:
             self._strayed = True
@@ -281,10 +282,13 @@ class StreamRelay:
                 events = self._cut_after_end(events)
                 break
         self._time(events, events.count(b"\n\n") + events.count(b"\n\r\n"))
+        self._look_for_error(events)
+        return self._read_usage(events) if b'"usage"' in events else events
+
+    def _look_for_error(self, events: bytes) -> None:
         if b'"error"' in events and any(map(sse.is_error, _documents(events))):
             self._failed = True
             self._exchange.failure = "engine_error_event"
-        return self._read_usage(events) if b'"usage"' in events else events
 
     def _cut_after_end(self, events: bytes) -> bytes:
         at = 0

@@ -52,10 +52,11 @@ class Framer:
 class SameId:
     """Holds a stream's events against the id of its first: an event of another id is of another request's answer.
 
-    Every chunk of a chat or completion carries the answer's id, the one with the usage too; [DONE], errors and comments
-    carry none. A chunk is one line and a blank one, so where the id as chunks spell it stands in a read half as often
-    as line ends do, the read is chunks of this answer and nothing else: told at 0.1 µs an event. Any other read is
-    looked at by `of_another`. What is searched for can't stand within a text: its quotes would be escaped there.
+    Every chunk of a chat or completion carries the answer's id, the one with the usage too; [DONE] and comments carry
+    none. A chunk is one line and a blank one, so where the beginning of a chunk, "data: " to the id, stands in a read
+    half as often as line ends do, the read is events of this answer and nothing else: told at 0.1 µs an event. Any
+    other read is looked at by `of_another`, and so is every read where the id is not a chunk's first member or is
+    spelled with escapes. What is searched for can't stand within a text: its quotes would be escaped there.
     """
 
     __slots__ = ("_id", "_mark")
@@ -65,7 +66,7 @@ class SameId:
         self._mark = b""  # oftener in any read than line ends are, so that the first is looked at
 
     def chunks(self, events: bytes) -> int:
-        """How many chunks these are; 0 where anything else may be among them."""
+        """How many events these are; 0 where any may be of another kind or answer."""
         lines = events.count(b"\n")
         return lines >> 1 if lines == 2 * events.count(self._mark) else 0
 
@@ -73,7 +74,7 @@ class SameId:
         """Where the first event of another answer begins; None where there is none."""
         at = 0
         for event in split(events):
-            if self._id is None or self._mark not in event:
+            if not self._mark or self._mark not in event:
                 document = json_of(event)
                 found = None if document is None else document.get("id")
                 if isinstance(found, str):
@@ -86,8 +87,7 @@ class SameId:
 
     def _learn(self, found: str, event: bytes) -> None:
         self._id = found
-        # With what stands before it where it is the first member, as in vLLM's: long and rare, so quickly searched for.
-        spelled = re.search(rb'(?:data: ?\{\s*)?"id"\s*:\s*"' + re.escape(found.encode()) + rb'"', event)
+        spelled = re.match(rb'data: ?\{\s*"id"\s*:\s*"' + re.escape(found.encode()) + rb'"', event)
         if spelled is not None:
             self._mark = spelled[0]
 

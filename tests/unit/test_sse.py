@@ -238,3 +238,18 @@ def test_before_an_id_was_seen_every_read_is_looked_at() -> None:
         assert ids.chunks(events) == 0
         assert ids.of_another(events) is None
     assert ids.of_another(chunk("cmpl-1") + chunk("cmpl-2")) == len(chunk("cmpl-1"))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"id":"caf\\u00e9","choices":[]}\n\n',
+        b'data: {"id":"a\\/b","choices":[]}\n\n',
+        b'data: {"object":"chunk","id":"cmpl-1","choices":[{"delta":{"tool_calls":[{"id":"cmpl-1"}]}}]}\n\n',
+    ],
+)
+def test_an_id_that_is_spelled_with_escapes_or_comes_later_is_looked_for_in_every_event(event: bytes) -> None:
+    ids = sse.SameId()
+    assert ids.of_another(event) is None
+    assert ids.chunks(event) == ids.chunks(event + b"data: [DONE]\n\n") == 0
+    assert ids.of_another(event + chunk("cmpl-2")) == len(event)

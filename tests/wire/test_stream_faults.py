@@ -61,6 +61,15 @@ async def test_a_broken_stream_tells_its_client_and_is_never_asked_again(
         await up.settled()
 
 
+async def test_an_error_event_that_carries_the_answers_id_is_a_failure_too(up: Running, engine: FakeEngine) -> None:
+    own = b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+    failed = b'data: {"id":"x","choices":[],"error":{"message":"out of luck","code":500}}\n\n'
+    engine.script(CHAT, Script(pieces=[own, own, own + failed + own]))
+    assert (await text_of(up, ignore_eos=True)).count(b'"error"') == 1
+    assert await up.metric("gateway_upstream_failures_total", cause="engine_error_event") == 1
+    assert await up.metric("gateway_upstream_failures_total") == 1
+
+
 async def test_the_engines_own_error_event_is_passed_on_as_the_only_one(up: Running, engine: FakeEngine) -> None:
     engine.script(CHAT, Script(error_event_after=3))
     text = await text_of(up, ignore_eos=True)
