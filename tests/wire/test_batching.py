@@ -184,7 +184,7 @@ async def test_a_strange_merged_answer_reaches_nobody_as_a_good_one(
 ) -> None:
     async with serve([engine.url], **LONG_WINDOW) as up:
         engine.script(COMPLETIONS, script)
-        first = await busy(engine, up)
+        first = await busy(engine, up, 0.5)  # beyond what three requests take to arrive on a busy machine
         answers = await asyncio.gather(*(up.completion(f"p{i}", temperature=0) for i in range(3)))
         await first
         assert [answer.status_code for answer in answers] == statuses, [answer.text for answer in answers]
