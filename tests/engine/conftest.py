@@ -5,6 +5,7 @@ The processes are the demo's own (`scripts.demo.plan`) on free ports, each under
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -75,6 +76,11 @@ def until(condition: Callable[[], object], what: str, limit_s: float) -> None:
     while not condition():
         assert time.monotonic() < end, f"not seen within {limit_s} s: {what}"
         time.sleep(0.05)
+
+
+async def connected(client: httpx.AsyncClient, count: int) -> None:
+    """Opens that many connections, so that who shares a merging window is not how fast a busy machine connects."""
+    await asyncio.gather(*(client.get("/v1/models") for _ in range(count)))
 
 
 def _answers(url: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from tests.engine.conftest import Stack
+from tests.engine.conftest import Stack, connected
 
 # Two answers that are this close in log probability may swap when the batch has another shape: the sums inside a
 # matrix product are then taken in another order. Anything wider apart must not differ.
@@ -59,6 +59,7 @@ async def test_merged_completions_are_token_identical_to_single_ones_but_for_nea
     merged_before = stack.gateway_metric("gateway_merged_requests_total")
     prompts_before = stack.engine_metric("vllm:request_success_total")
     async with httpx.AsyncClient(base_url=stack.url, timeout=120, trust_env=False) as client:
+        await connected(client, len(PROMPTS))
         replies = await asyncio.gather(*(client.post("/v1/completions", json=body(stack, p)) for p in PROMPTS))
     merged = stack.gateway_metric("gateway_merged_requests_total") - merged_before
     # The first finds an idle engine and goes at once; those that come while it runs are merged, eight to a call.

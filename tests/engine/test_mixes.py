@@ -9,10 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engine.conftest import Stack
+from tests.engine.conftest import Stack, connected
 from tests.engine.test_completions import NEAR_TIE, PROMPTS
 
 COMPLETIONS = "/v1/completions"
+ROUNDS = 5  # who shares a 15 ms window is the machine's luck; a mix in which nobody does proves nothing
 
 
 def mix(dice: random.Random, stack: Stack, ids: list[list[int]]) -> list[dict[str, Any]]:
@@ -64,11 +65,19 @@ async def test_in_any_mix_each_answer_is_what_its_client_would_have_got_alone(st
         stack.engine.post("/tokenize", json={"model": stack.model, "prompt": prompt}).json()["tokens"]
         for prompt in PROMPTS[:4]
     ]
-    requests = mix(dice, stack, ids)
     before = stack.gateway_metric("gateway_merged_requests_total")
+    for _ in range(ROUNDS):
+        await same_as_alone(stack, mix(dice, stack, ids))
+        if stack.gateway_metric("gateway_merged_requests_total") > before:
+            return
+    pytest.fail(f"nothing merged in {ROUNDS} mixes, nothing proven")
+
+
+async def same_as_alone(stack: Stack, requests: list[dict[str, Any]]) -> None:
+    """Sends them together, then each past the gateway."""
     async with httpx.AsyncClient(base_url=stack.url, timeout=120, trust_env=False) as client:
+        await connected(client, len(requests))
         answers = await asyncio.gather(*(client.post(COMPLETIONS, json=request) for request in requests))
-    assert stack.gateway_metric("gateway_merged_requests_total") > before, "nothing merged, nothing proven"
     for request, answer in zip(requests, answers, strict=True):
         alone = stack.engine.post(COMPLETIONS, json=request)
         assert answer.status_code == alone.status_code, answer.text
