@@ -12,10 +12,9 @@ import contextlib
 import gzip
 import itertools
 import json
-import re
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -25,7 +24,7 @@ from aiohttp import web
 from tests.fakes import dialects
 from tests.fakes.model import MAX_MODEL_LEN, POISON, generate, is_probe, refusal
 
-__all__ = ["MODEL", "POISON", "RESET", "FakeEngine", "Script", "Seen", "events_of"]
+__all__ = ["MODEL", "POISON", "RESET", "FakeEngine", "Script", "Seen"]
 
 MODEL = "fake-8b"
 OUT_OF_LUCK = b'{"error":{"message":"out of luck","type":"InternalServerError","code":500}}'
@@ -381,15 +380,6 @@ async def _serve_forever(port: int, token_s: float, service_s: float, slots: int
     async with engine:
         print(engine.url, flush=True)
         await asyncio.Event().wait()
-
-
-async def events_of(stream: AsyncIterator[bytes]) -> list[bytes]:
-    """The data of every event in a client's byte stream, comments left out."""
-    text = b"".join([chunk async for chunk in stream])
-    return [
-        line.removeprefix(b"data: ") for event in re.split(rb"\r?\n\r?\n", text) for line in re.split(rb"\r?\n", event)
-        if line.startswith(b"data: ")
-    ]  # fmt: skip
 
 
 if __name__ == "__main__":

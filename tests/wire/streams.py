@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -23,6 +25,15 @@ EVERY_DIALECT = pytest.mark.parametrize("path", list(QUESTIONS))
 def open_stream(up: Running, path: str = CHAT, headers: dict[str, str] | None = None, **fields: Any) -> Any:
     body = {"model": MODEL, "stream": True, **QUESTIONS[path], **fields}
     return up.client.stream("POST", path, json=body, headers=headers)
+
+
+async def events_of(stream: AsyncIterator[bytes]) -> list[bytes]:
+    """The data of every event in a client's byte stream, comments left out."""
+    text = b"".join([chunk async for chunk in stream])
+    return [
+        line.removeprefix(b"data: ") for event in re.split(rb"\r?\n\r?\n", text) for line in re.split(rb"\r?\n", event)
+        if line.startswith(b"data: ")
+    ]  # fmt: skip
 
 
 async def text_of(up: Running, path: str = CHAT, **fields: Any) -> bytes:

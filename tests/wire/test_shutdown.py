@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tests.fakes.engine import FakeEngine, Script, events_of
+from tests.fakes.engine import FakeEngine, Script
 from tests.wire.conftest import until
 from tests.wire.process import GatewayProcess, started
+from tests.wire.streams import events_of
 
 CHAT = {"model": "fake-8b", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 16, "seed": 1}
 STREAM = {**CHAT, "stream": True}

@@ -1,7 +1,8 @@
 """A request's whole way, once for each route."""
 
-from tests.fakes.engine import FakeEngine, events_of
+from tests.fakes.engine import FakeEngine
 from tests.wire.conftest import Running
+from tests.wire.streams import events_of
 
 
 async def test_a_chat_is_answered(up: Running, engine: FakeEngine) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.dialects import named
-from tests.fakes.engine import MODEL, RESET, FakeEngine, Script, events_of
+from tests.fakes.engine import MODEL, RESET, FakeEngine, Script
 from tests.wire.conftest import Running, renewing
 from tests.wire.streams import (
     DONE,
@@ -16,6 +16,7 @@ from tests.wire.streams import (
     QUESTIONS,
     Reader,
     delta,
+    events_of,
     open_stream,
     text_of,
 )

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.fakes.engine import MODEL, FakeEngine, events_of
+from tests.fakes.engine import MODEL, FakeEngine
 from tests.wire.conftest import _NO_TLS, _sum, until
 from tests.wire.process import GatewayProcess, started
+from tests.wire.streams import events_of
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 1}
 TOKEN = "t" * 32
