@@ -88,7 +88,7 @@ class SharedBook:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._at: dict[str, int] = {}
         self._known = 0  # records looked at
-        self._full = False  # and told of
+        self._full_at: int | None = None  # bytes of the file when it could not grow and that was told
         with self._locked():
             if os.fstat(self._descriptor).st_size == 0:
                 self._make_room(ROOM_RECORDS)
@@ -162,6 +162,9 @@ class SharedBook:
         needed = _HEADER.size + records * self._size
         if os.fstat(self._descriptor).st_size < needed:
             self._find_room(records + ROOM_RECORDS)
+        if self._full_at is not None and os.fstat(self._descriptor).st_size > self._full_at:
+            logger.warning("there is room for the accounts of more keys again")
+            self._full_at = None
         if len(self._map) < needed:
             self._map.close()
             self._map = mmap.mmap(self._descriptor, os.fstat(self._descriptor).st_size)
@@ -170,18 +173,15 @@ class SharedBook:
         try:
             self._make_room(records)
         except OSError as error:
-            if not self._full:
+            if self._full_at is None:
                 fields = {"keys": len(self), "error": error.strerror}
                 logger.warning("no room for the accounts of more keys, which are refused", extra={"fields": fields})
-            self._full = True
+            self._full_at = os.fstat(self._descriptor).st_size
             raise UnavailableError(
                 "the gateway's disk is full: there is no room to count what this key may have by its limits",
                 retry_after_s=5,
                 code="gateway_disk_full",
             ) from None
-        if self._full:
-            logger.warning("there is room for the accounts of more keys again")
-        self._full = False
 
     def _make_room(self, records: int) -> None:
         """On the disk as well: a write into a hole of a mapped file kills the process where the disk is full."""

@@ -1,12 +1,14 @@
 """Several workers as one gateway: shares, reports, and the account book they have in common."""
 
 import asyncio
+import contextlib
 import fcntl
 import os
+import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from gateway.accountbook import ROOM_RECORDS, SharedBook
 from gateway.accounts import Accounts
 from gateway.control import Channel, Order
-from gateway.errors import OverloadedError
+from gateway.errors import OverloadedError, UnavailableError
 from gateway.keys import Tenant
 from gateway.limits import Allowance
 from gateway.listening import bind_again, bind_all
@@ -131,6 +133,43 @@ def test_a_dead_workers_requests_are_struck_out_and_nobody_elses(books: tuple[Sh
         assert account.in_flight == 2
         assert account.requests == Allowance(60.0, 7.0, 5.0)
         assert account.tokens is None
+
+
+def test_one_that_found_no_room_tells_when_the_other_has_made_it_and_again_when_that_is_full(
+    books: tuple[SharedBook, SharedBook], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = books
+    for number in range(ROOM_RECORDS):
+        touch(two, f"t{number}")
+    with no_file_grows():
+        for _ in range(2):
+            with pytest.raises(UnavailableError):
+                touch(one, "new")
+    touch(two, "new")
+    touch(one, "new")
+    for number in range(ROOM_RECORDS):
+        touch(two, f"u{number}")
+    with no_file_grows(), pytest.raises(UnavailableError):
+        touch(one, "more")
+    full, room = "no room for the accounts of more keys", "there is room for the accounts of more keys"
+    told = [record.getMessage() for record in caplog.records]
+    assert [next(way for way in (full, room) if message.startswith(way)) for message in told] == [full, room, full]
+
+
+def touch(book: SharedBook, name: str) -> None:
+    with book.account(name):
+        pass
+
+
+@contextlib.contextmanager
+def no_file_grows() -> Iterator[None]:
+    """What a full disk is to a process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_the_book_grows_beyond_its_first_size_for_every_reader(books: tuple[SharedBook, SharedBook]) -> None:
