@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
                 f"nothing to judge in {source}: no flag, metric, variable or claim that is known.\n{USAGE}"
             )
         profile = build(paste, findings)
-        if args.write:
+        if args.write and profile.settings:
             write(args.write, profile.yaml(engine.version, source), force=args.force)
     except (InputError, UnknownReleaseError) as error:
         print(f"flags: {error}", file=sys.stderr)
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         sys.stdout.write(report(findings, profile, engine.version, engine.origin, source, style(args.lang)))
         if args.write:
-            print(f"\n{args.write}: written.")
+            print(f"\n{args.write}: {'written' if profile.settings else 'not written, as there is no profile'}.")
     return int(any(finding.change for finding in findings))
 
 
@@ -162,6 +162,7 @@ def as_json(engine: Engine, findings: list[Finding], profile: Profile, source: s
         "origin": engine.origin,
         "findings": rows,
         "profile": profile.settings,
+        "no_profile": profile.why_none.en if profile.why_none else None,
         "profile_yaml": profile.yaml(engine.version, source),
         "env": profile.env,
     }

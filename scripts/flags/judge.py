@@ -219,7 +219,7 @@ class Judge:
         """A finding in the table's words."""
         value = given.value if given else None
         verdict = entry.verdict
-        keep = entry.keep if entry.keep is not None else verdict in ("real", "unverifiable")
+        keep = entry.keep if entry.keep is not None else verdict == "real"
         chosen = filled_settings(entry.becomes, value) if entry.becomes else (settings or {}) if keep else {}
         return Finding(
             kind,

@@ -9,16 +9,33 @@ import yaml
 
 from scripts.flags.finding import SECRET, Finding
 from scripts.flags.parts import Paste
+from scripts.flags.truth import Say
 from scripts.flags.values import is_variable
+
+NO_START = Say(
+    en="No profile: no engine is started in it (no `vllm serve MODEL --flag …`), and flags that only sentences name "
+    "don't go into one. Paste the command itself, or start from a profile of configs/engine.",
+    zh="没有生成配置：文中没有启动引擎的命令（如 `vllm serve MODEL --flag …`），只在正文里提到的参数不会写进配置。"
+    "请直接粘贴启动命令，或从 configs/engine 里现成的配置开始。",
+)
+NOTHING_LEFT = Say(
+    en="No profile: the command names no model, and none of its flags is one to keep.",
+    zh="没有生成配置：命令里没有模型名，也没有值得保留的参数。",
+)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """`settings` in the order of the paste; `env` holds no secret: such variables are named with no value."""
+    """`settings` in the order of the paste; `env` holds no secret: such variables are named with no value.
+
+    `why_none` says why there is no setting, where there were flags; `unproven` are flags left out for want of a figure.
+    """
 
     settings: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     model: str | None = None
+    why_none: Say | None = None
+    unproven: tuple[str, ...] = ()
 
     def yaml(self, version: str, source: str) -> str:
         """The file's text; a line for the model is a comment where the paste named none."""
@@ -27,6 +44,7 @@ class Profile:
             lines.append("# model: the paste names none; put it here, or after `vllm serve`")
         for key, value in self.settings.items():
             lines += yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=10_000).splitlines()
+        lines += [f"# left out, as nothing measured speaks for it: {flag}" for flag in self.unproven]
         return "\n".join(lines) + "\n"
 
     def env_lines(self) -> str:
@@ -42,11 +60,14 @@ def build(paste: Paste, findings: list[Finding]) -> Profile:
     model = starts[-1].model if starts else None
     settings: dict[str, Any] = {}
     env: dict[str, str] = {}
+    unproven = []
     for finding in findings:
         if finding.kind == "flag" and finding.line in lines:
             for key, value in finding.settings.items():
                 both_nest = isinstance(settings.get(key), dict) and isinstance(value, dict)
                 settings[key] = _merged(settings[key], value) if both_nest else value
+            if finding.verdict == "unverifiable" and not finding.settings:
+                unproven.append(finding.subject.en)
         if finding.kind == "variable" or finding.line in lines:
             env |= {name: _safe(name, value) for name, value in finding.environment.items()}
     named = settings.pop("model", None)
@@ -55,7 +76,10 @@ def build(paste: Paste, findings: list[Finding]) -> Profile:
         settings = {"model": model, **settings}
     else:
         model = None
-    return Profile(settings, env, model)
+    why_none = None
+    if not settings and any(finding.kind == "flag" for finding in findings):
+        why_none = NOTHING_LEFT if starts else NO_START
+    return Profile(settings, env, model, why_none, tuple(unproven))
 
 
 def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

@@ -141,9 +141,7 @@ def _indented(text: str, style: Style, colour: str = "") -> Iterator[str]:
 
 def _profile(profile: Profile, version: str, source: str, style: Style) -> list[str]:
     """The profile and env lines, ready to copy: not indented, not wrapped, not coloured."""
-    if not profile.settings and not profile.env:
-        return []
-    lines = []
+    lines = [*wrap(profile.why_none.to(style.lang), style.width), ""] if profile.why_none else []
     if profile.settings:
         title = style.pick(
             "Profile (configs/engine/NAME.yaml; only what is real and not harmful)",

@@ -158,6 +158,37 @@ def test_without_a_model_the_profile_says_where_it_goes() -> None:
     assert "# model: the paste names none" in text and "port: 1" in text
 
 
+def test_a_flag_that_nothing_measured_speaks_for_is_left_out_and_named() -> None:
+    found = profile("vllm serve m --max-model-len 8192 --block-size 32")
+    assert found.settings == {"model": "m", "max-model-len": 8192}
+    assert found.yaml("0.32.0", "x").endswith(
+        "\nmax-model-len: 8192\n# left out, as nothing measured speaks for it: --block-size 32\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("paste", "said"),
+    [
+        ("启动时必须添加 --enable-paged-attn 参数", "no engine is started in it"),
+        ("vllm serve … --enable-paged-attn --swap-space 4", "none of its flags is one to keep"),
+        ("vllm serve m", None),
+        ("看 vllm:cache_hit_ratio", None),
+    ],
+)
+def test_a_profile_that_is_none_says_why(
+    paste: str, said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A paste without flags asked for none."""
+    path = tmp_path / "p.yaml"
+    main(["--write", str(path), paste])
+    out = " ".join(capsys.readouterr().out.split())
+    assert ("No profile: " in out, (said or "") in out) == (said is not None, True), out
+    assert path.exists() == (paste == "vllm serve m") == (": written." in out)
+    assert (": not written, as there is no profile." in out) == (not path.exists())
+    assert main(["--json", paste]) in (0, 1)
+    assert (json.loads(capsys.readouterr().out)["no_profile"] is None) == (said is None)
+
+
 def test_a_profile_is_written_whole_and_never_over_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.yaml"
     assert main(["--write", str(path), *GUIDE.split()]) == 1
