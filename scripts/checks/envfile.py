@@ -83,10 +83,18 @@ def example_names(text: str) -> tuple[dict[str, str], set[str]]:
     return required, set(required) | set(_OPTIONAL.findall(text))
 
 
-def nearest(name: str, known: set[str]) -> str | None:
+def nearest(name: str, known: set[str], cutoff: float = 0.75) -> str | None:
     """The known name that was probably meant."""
-    near = difflib.get_close_matches(name.upper(), sorted(known), n=1, cutoff=0.75)
+    near = difflib.get_close_matches(name.upper(), sorted(known), n=1, cutoff=cutoff)
     return near[0] if near else None
+
+
+def misspelt(name: str, known: set[str]) -> str | None:
+    """The known name that was almost certainly meant, where names of other programs are welcome.
+
+    HTTPS_PROXY is no HTTPS_PORT, HF_TOKEN no HF_TOKEN_FILE, COMPOSE_FILE no COMPOSE_PROFILES.
+    """
+    return None if name in known else nearest(name, known, cutoff=0.88)
 
 
 def read_env(root: Path) -> EnvFile | None:

@@ -12,7 +12,7 @@ from gateway.settings import DEFAULT_CONFIG, ENV_PREFIX
 from scripts.checks import Check, envvalues, fail, judged, ok, skip, warn
 from scripts.checks import fit as planning
 from scripts.checks.docker import compose_services
-from scripts.checks.envfile import ENV, EXAMPLE, example_names, nearest, place, read_env
+from scripts.checks.envfile import ENV, EXAMPLE, example_names, misspelt, nearest, place, read_env
 from scripts.checks.probes import Probes
 from scripts.checks.subject import Subject, profile_path
 from scripts.engine_args.vocabulary import PINNED, load
@@ -57,7 +57,7 @@ def env_file(probes: Probes, subject: Subject) -> Check:
         line = found.lines[variable]
         if variable.upper().startswith(ENV_PREFIX):
             problems.append((line, f"{variable} reaches no container: {DEFAULT_CONFIG} is the place for it"))
-        elif variable not in known and not variable.startswith(_COMPOSE_OWN):
+        elif variable not in known and not (variable.startswith(_COMPOSE_OWN) and misspelt(variable, known) is None):
             near = nearest(variable, known)
             meant.add(near)
             problems.append((line, f"{variable} is unknown" + (f": did you mean {near}?" if near else "")))
@@ -74,6 +74,12 @@ def env_file(probes: Probes, subject: Subject) -> Check:
             problems.append((0, f"{variable} is not set"))
     fix = f"edit {ENV}; {EXAMPLE} lists and explains the names"
     told = "; ".join(f"{ENV}:{line}: {text}" if line else f"{ENV}: {text}" for line, text in sorted(problems))
+    typos = {variable: near for variable in sorted(probes.environ) if (near := misspelt(variable, known))}
+    if typos and not problems:  # it may be another program's, so it stops nothing
+        told = "; ".join(
+            f"{variable} of this shell is unknown: did you mean {near}?" for variable, near in typos.items()
+        )
+        return warn(name, expected, told, f"unset {' '.join(typos)}, and set what was meant; {EXAMPLE} lists the names")
     return judged(not problems, name, expected, told or f"{len(found.values)} names", fix)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scripts import demo, model_fetch
-from scripts.checks.envfile import read_env
+from scripts.checks.envfile import read_env, why_missing
 from scripts.checks.probes import Probes
 from scripts.planner import PlanError
 from scripts.planner.gpus import load_gpus
@@ -27,7 +27,8 @@ class SubjectError(Exception):
 class Subject:
     """purpose: demo runs natively on the CPU, stack in containers. card: a key of gpus.yaml, `cpu`, or None.
 
-    profile is empty where `problem` says why it can't be read. environ: the shell's over the .env file's, as compose
+    profile is empty where `problem` says why it can't be read. unset: why the stack's profile is only the demo's, where
+    nobody named one. environ: the shell's over the .env file's, as compose
     has it, and with what compose must be told to say anything.
     """
 
@@ -39,6 +40,7 @@ class Subject:
     model_dir: Path | None
     models_root: Path
     environ: Mapping[str, str]
+    unset: str = ""
 
     @property
     def on_cpu(self) -> bool:
@@ -51,7 +53,7 @@ class Subject:
 
     def describe(self) -> str:
         where = "the demo, on this host's CPU" if self.purpose == "demo" else "the stack, in containers"
-        return f"{where}; profile {self.profile_path.stem}"
+        return f"{where}; profile {self.profile_path.stem}" + (f", the demo's: {self.unset}" if self.unset else "")
 
 
 def decide(probes: Probes, purpose: str | None, profile: str | None, model: str | None) -> Subject:
@@ -61,6 +63,9 @@ def decide(probes: Probes, purpose: str | None, profile: str | None, model: str 
     if purpose is None:
         purpose = "stack" if env_file is not None else "demo"
     assert purpose in ("demo", "stack")
+    unset = ""
+    if profile is None and purpose == "stack" and not environ.get("ENGINE_PROFILE"):
+        unset = why_missing("ENGINE_PROFILE", env_file) if env_file else "there is no .env that names one"
     if profile is None:
         profile = (environ.get("ENGINE_PROFILE") if purpose == "stack" else None) or Path(demo.PROFILE).stem
     path = profile_path(profile)
@@ -86,6 +91,7 @@ def decide(probes: Probes, purpose: str | None, profile: str | None, model: str 
         model_dir=directory,
         models_root=models_root,
         environ=environ,
+        unset=unset,
     )
 
 

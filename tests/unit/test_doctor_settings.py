@@ -51,6 +51,7 @@ def test_the_example_knows_the_names_behind_its_hashes() -> None:
         ("ENGINE_PROFIL=x", "ENGINE_PROFIL is unknown: did you mean ENGINE_PROFILE?"),
         ("MODEL_DIR=/m", "MODEL_DIR is unknown: did you mean MODELS_DIR?"),
         ("SOMETHING_ELSE=1", "SOMETHING_ELSE is unknown"),
+        ("COMPOSE_PROFILE=gpu", "COMPOSE_PROFILE is unknown: did you mean COMPOSE_PROFILES?"),
         ("GATEWAY__BATCHING__WINDOW_MS=5", "reaches no container: configs/gateway.yaml"),
         ("ENGINE_PROFILE=again", "sets ENGINE_PROFILE a second time, after line"),
         ("MODELS_DIR=/my models", 'has a space in a value without quotes: MODELS_DIR="/my models"'),
@@ -141,6 +142,44 @@ def test_a_typo_is_one_message_and_not_also_a_missing_name(project: Path) -> Non
     assert env_file(project).found == f".env:{line}: ENGINE_PROFLE is unknown: did you mean ENGINE_PROFILE?"
     found = parse_env(path.read_text())
     assert why_missing("ENGINE_PROFILE", found) == env_file(project).found
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("ENGINE_PROFIL", "ENGINE_PROFILE"), ("MODEL_DIR", "MODELS_DIR"), ("STAL_S", "STALL_S")]
+)
+def test_a_typo_in_the_shell_is_a_warning_as_it_may_be_another_programs(name: str, meant: str, project: Path) -> None:
+    check = env_file(project, {name: "x"})
+    assert (check.status, check.found) == ("warn", f"{name} of this shell is unknown: did you mean {meant}?")
+    assert check.fix.startswith(f"unset {name}, ")
+
+
+def test_names_that_other_programs_read_are_no_typos(project: Path) -> None:
+    others = (
+        "HTTPS_PROXY",
+        "http_proxy",
+        "HF_TOKEN",
+        "HF_HOME",
+        "COMPOSE_FILE",
+        "DOCKER_HOST",
+        "PROMETHEUS_URL",
+        "PATH",
+    )
+    assert env_file(project, dict.fromkeys(others, "x")).status == "ok"
+
+
+def test_a_profile_that_nobody_named_is_said_to_be_the_demos(project: Path) -> None:
+    """Else every check below would be read as being about the profile that .env was thought to name."""
+    path = project / ".env"
+    path.write_text(path.read_text().replace("ENGINE_PROFILE=", "ENGINE_PROFIL="))
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if text.startswith("ENGINE_PROFIL="))
+    eyes = Probes(environ={}, root=project)
+    told = decide(eyes, None, None, None).describe()
+    said = "the stack, in containers; profile smollm2-135m.cpu, the demo's: "
+    assert told == f"{said}.env:{line}: ENGINE_PROFIL is unknown: did you mean ENGINE_PROFILE?"
+    assert decide(eyes, None, "llama3-8b-awq.rtx4090", None).unset == ""
+    path.unlink()
+    assert decide(eyes, "stack", None, None).describe() == f"{said}there is no .env that names one"
+    assert decide(eyes, None, None, None).describe() == "the demo, on this host's CPU; profile smollm2-135m.cpu"
 
 
 def test_an_empty_value_is_told_with_its_line() -> None:
