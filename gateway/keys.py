@@ -8,6 +8,7 @@ The file holds SHA-256 digests, never keys. A key is 256 random bits, so a fast 
 
 import datetime
 import hashlib
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +16,28 @@ from pathlib import Path
 from typing import Annotated
 
 import orjson
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from gateway.wording import expectation
 
 KEY_PREFIX = "sk-"
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError("expected a letter or digit, then at most 63 letters, digits, dots, underscores or hyphens")
+    return value
+
+
+def _digest(value: str) -> str:
+    if not _SHA256.fullmatch(value):
+        raise ValueError("expected the 64 hex digits that `make keys` wrote")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
 
 
 class KeysFileError(Exception):
@@ -31,7 +50,7 @@ class Key(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Annotated[str, AfterValidator(_digest)]
     created: AwareDatetime | None = None
     expires: AwareDatetime | None = None
     group: Name | None = None
@@ -115,7 +134,7 @@ def parse_keys(content: bytes, origin: str) -> KeysFile:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) if part in _KNOWN_FIELDS or isinstance(part, int) else "…" for part in first["loc"])
-        raise KeysFileError(f"{origin}: {where or 'top'}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise KeysFileError(f"{origin}: {where or 'top'}: {expectation(first)}") from None
 
 
 _KNOWN_FIELDS = frozenset({"keys", *Key.model_fields})

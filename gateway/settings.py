@@ -6,7 +6,6 @@ line a mistake: key, value, expectation. docs/settings.md lists them all (a test
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
@@ -21,6 +20,7 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as SourceError
 
 from gateway.addresses import BaseUrl, CollectorUrl, DnsUrl, HostPort, Origin, TargetsFile
+from gateway.wording import explain, unknown
 
 ENV_PREFIX = "GATEWAY__"
 CONFIG_VARIABLE = "GATEWAY_CONFIG"
@@ -304,33 +304,13 @@ def _leaves(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> set[tuple[s
     return found
 
 
-def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    known = {ENV_PREFIX + "__".join(path).upper() for path in _leaves(Settings)}
+def _unknown_variables(environ: Mapping[str, str], known: set[str]) -> list[str]:
     open_ended = f"{ENV_PREFIX}ALIASES__"
     return sorted(
         name
         for name in environ
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in known and not name.upper().startswith(open_ended)
     )
-
-
-def _explain(error: ValidationError) -> list[str]:
-    lines = []
-    items = [(".".join(str(part) for part in item["loc"]), item) for item in error.errors(include_url=False)]
-    for key, item in items:
-        if key and any(other.startswith(f"{key}.") for other, _ in items):
-            continue  # a list without its bad entries may be too short as well: only the entries are the mistake
-        expectation = item["msg"].removeprefix("Value error, ")
-        if not key:
-            lines.append(expectation)
-        elif item["type"] == "extra_forbidden":
-            lines.append(f"{key} is not a setting (docs/settings.md lists them)")
-        else:
-            lines.append(f"{key} = {_USERINFO.sub('://…@', repr(item['input']))}: {expectation}")
-    return lines
-
-
-_USERINFO = re.compile(r"://[^/@\s]*@")  # a password in a URL must not end up in a log
 
 
 def _no_json(field: str) -> tuple[str, str]:
@@ -382,13 +362,16 @@ def load() -> Settings:
             ) from error
     elif named:
         raise SettingsError(f"{CONFIG_VARIABLE} = {named!r}: expected a file, found none")
-    unknown = _unknown_variables(os.environ)
-    mistakes = [f"{name} is not a setting (docs/settings.md lists them)" for name in unknown]
+    leaves = _leaves(Settings)
+    variables = {ENV_PREFIX + "__".join(path).upper() for path in leaves}
+    strange = _unknown_variables(os.environ, variables)
+    mistakes = [unknown(name, variables, "__") for name in strange]
     try:
         settings = Settings(**from_file)
     except ValidationError as error:
-        told = {name.upper().removeprefix(ENV_PREFIX).replace("__", ".").lower() for name in unknown}
-        mistakes += [line for line in _explain(error) if line.partition(" is not a setting")[0] not in told]
+        told = {name.upper().removeprefix(ENV_PREFIX).replace("__", ".").lower() for name in strange}
+        lines = explain(error, {".".join(path) for path in leaves})
+        mistakes += [line for line in lines if line.partition(" is not a setting")[0] not in told]
     except SourceError as error:  # a list or mapping in the environment that is no JSON
         key, value = _no_json(str(error).partition('field "')[2].partition('"')[0])
         mistakes.append(f"{key} = {value!r}: expected JSON, for instance {_json_example(key)}")

@@ -25,6 +25,7 @@ from typing import Any
 
 from gateway.keys import Key, KeysFile, KeysFileError, new_key, parse_keys
 from gateway.settings import ENV_PREFIX
+from gateway.wording import expectation
 from scripts import _secrets
 from scripts._command import Parser
 
@@ -295,7 +296,7 @@ def _first_line(error: ValueError) -> str:
         return str(error)
     first = details()[0]
     where = ".".join(str(part) for part in first["loc"]).replace("_", "-")
-    return f"{where} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
+    return f"{where} = {first['input']!r}: {expectation(first)}"
 
 
 if __name__ == "__main__":

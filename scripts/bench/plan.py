@@ -13,6 +13,8 @@ from typing import Annotated, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from gateway.wording import expectation
+
 Workload = Literal["chat", "prefix", "short", "long", "mixed"]
 Outcome = Literal["success", "failure"]
 
@@ -139,4 +141,4 @@ def load(path: Path) -> Plan:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the plan"
-        raise PlanError(f"{path}: {place}: {first['msg'].removeprefix('Value error, ')}") from error
+        raise PlanError(f"{path}: {place}: {expectation(first)}") from error

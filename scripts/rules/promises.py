@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gateway.metrics import Metrics
+from gateway.wording import expectation
 
 PATH = Path("configs/slo.yaml")
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -86,4 +87,4 @@ def load(path: Path = PATH) -> Promises:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise PromisesError(f"{path}: {where + ': ' if where else ''}{first['msg']}") from None
+        raise PromisesError(f"{path}: {where + ': ' if where else ''}{expectation(first)}") from None

@@ -85,7 +85,7 @@ async def test_gauges_are_of_both_workers_and_fall_back_to_nothing(engine: FakeE
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"workers": 0}, "workers = '0': Input should be greater than or equal to 1"),
+        ({"workers": 0}, "workers = '0': expected at least 1"),
         (
             {"auth__disabled": "false", "auth__keys_file": "/nowhere/keys.json"},
             "auth.keys_file = '/nowhere/keys.json': ",
