@@ -21,6 +21,7 @@ import httpx
 from gateway.advice import advise
 from gateway.findings import Finding
 from gateway.readings import facts
+from scripts._command import Parser, web_address
 from scripts.advising import SourceError, plans, render, sources
 from scripts.planner import PlanError
 
@@ -30,12 +31,20 @@ PROMETHEUS_WINDOW_S, SCRAPED_WINDOW_S = 300.0, 15.0
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="advise", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = Parser("advise", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--prometheus", type=web_address, metavar="URL", help=f"read this one (else {PROMETHEUS}, if there is one)"
     )
-    parser.add_argument("--prometheus", metavar="URL", help=f"read this one (else {PROMETHEUS}, if there is one)")
-    parser.add_argument("--gateway-admin", metavar="URL", help=f"scrape the gateway's admin address ({ADMIN})")
-    parser.add_argument("--engine", metavar="URL", action="append", help="scrape this engine (those the gateway names)")
+    parser.add_argument(
+        "--gateway-admin", type=web_address, metavar="URL", help=f"scrape the gateway's admin address ({ADMIN})"
+    )
+    parser.add_argument(
+        "--engine",
+        type=web_address,
+        metavar="URL",
+        action="append",
+        help="scrape this engine (those the gateway names)",
+    )
     parser.add_argument("--window", metavar="S", type=float, help="seconds to look at (Prometheus 300, scraping 15)")
     parser.add_argument("--profile", metavar="NAME", help="the engine's profile in configs/engine, for the memory plan")
     parser.add_argument("--watch", metavar="S", type=float, help="again every S seconds")

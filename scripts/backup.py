@@ -25,6 +25,7 @@ from typing import IO
 
 from scripts import _archive, _secrets, _volumes
 from scripts._children import Terminated, raise_on_termination
+from scripts._command import Parser
 from scripts._compose import ROOT, Compose, ComposeError
 from scripts._journal import JournalError, alone
 from scripts.checks.envfile import read_env
@@ -162,7 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.backup", description="One file of what is worth keeping.")
+    parser = Parser("backup", description="One file of what is worth keeping.")
     parser.add_argument("file", nargs="?", help=f"the file to make (default: {FOLDER}/vllm-stack-<time>.tar)")
     parser.add_argument(
         "--no-prometheus", action="store_true", help="without Prometheus's data, which is the most of it"

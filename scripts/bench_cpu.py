@@ -24,6 +24,7 @@ from gateway.prefixes import Prefixes, outcomes
 from gateway.replicas import State
 from gateway.routing import affinity, choose
 from gateway.settings import Settings
+from scripts._command import Parser
 
 MODEL = "m"
 EVENTS = 2000
@@ -153,7 +154,7 @@ async def routing_cost(replicas: int, runs: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("bench-cpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

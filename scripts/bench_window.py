@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 
 from scripts._bench import free_port, percentile, process, run, until_ready
+from scripts._command import Parser, web_address
 
 WINDOWS_MS = (15, 0)
 ANSWER_TOKENS = 16
@@ -116,8 +117,10 @@ def report(result: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", help="base URL of a running engine; without it the scripted one is started")
+    parser = Parser("bench-window", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--engine", type=web_address, help="base URL of a running engine; without it the scripted one is started"
+    )
     parser.add_argument("--in-flight", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--seconds", type=float, default=10, help="length of each measurement")
     parser.add_argument("--rounds", type=int, default=3)

@@ -9,7 +9,6 @@ No process is left behind in any case: each runs under scripts._guard.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -28,6 +27,7 @@ from honcho.manager import Manager  # type: ignore[import-untyped]
 from scripts import _demo_talk as talk
 from scripts import _ports, _prometheus, model_fetch
 from scripts._children import Terminated, raise_on_termination
+from scripts._command import Parser
 from scripts._demo_logs import Logs
 
 ROOT = Path(__file__).parent.parent
@@ -253,7 +253,7 @@ def _both_up(client: httpx.Client, url: str) -> str | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Engine, gateway and Prometheus on this machine, and a conversation.")
+    parser = Parser("demo", description="Engine, gateway and Prometheus on this machine, and a conversation.")
     parser.add_argument("--once", action="store_true", help="end after the answers instead of staying up")
     number = _ports.port
     parser.add_argument("--port", type=number, default=Ports.gateway, help="the gateway's (default %(default)s)")

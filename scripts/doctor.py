@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from scripts._command import Parser
 from scripts.checks import EXIT_CODES, Check, alerts, docker, gpu, host, model, report, settings, stack, worst
 from scripts.checks.probes import Probes
 from scripts.checks.subject import Subject, SubjectError, decide
@@ -31,9 +32,7 @@ GROUPS: dict[str, Callable[[Probes, Subject], list[Check]]] = {
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--for", dest="purpose", choices=("demo", "stack"), help="default: stack where there is a .env")
     parser.add_argument(
         "--profile", help="engine profile, its file or its name (default: ENGINE_PROFILE, or the demo's)"

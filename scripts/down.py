@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from scripts import _journal
+from scripts._command import Parser
 from scripts._compose import Compose, ComposeError, Container
 
 
@@ -24,7 +25,7 @@ def plan(containers: Sequence[Container], grace_s: int | None) -> list[tuple[str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.down", description="Stop the stack; volumes stay.")
+    parser = Parser("down", description="Stop the stack; volumes stay.")
     parser.add_argument("--grace-s", type=int, help="longest wait for each service (default: its stop_grace_period)")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done")
     arguments = parser.parse_args(argv)

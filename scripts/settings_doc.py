@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gateway.settings import CONFIG_VARIABLE, DEFAULT_CONFIG, ENV_PREFIX, Settings
+from scripts._command import Parser
 
 TARGET = Path("docs/settings.md")
 HEAD = f"""\
@@ -105,9 +106,7 @@ def _bounds(metadata: Sequence[Any]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m scripts.settings_doc", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("settings-doc", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
     chosen = parser.parse_args(arguments)
     text = render()

@@ -28,6 +28,7 @@ import aiohttp
 import psutil
 
 from scripts._bench import MODEL, free_port, percentile, process, until_ready
+from scripts._command import Parser
 
 TOKEN_S = 1.0
 STREAM_TOKENS = 60
@@ -274,7 +275,7 @@ def verdict(result: dict[str, Any], slope_limit: float) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--stream-s", type=float, default=3600)
     parser.add_argument("--overload", type=float, default=10, help="times what the engine serves")

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from scripts import _journal, _one_shot, _preflight, _secrets, _stack_model
 from scripts._bring_up import Up, UpError
 from scripts._children import Terminated, raise_on_termination
+from scripts._command import Parser
 from scripts._compose import ROOT, Compose, ComposeError
 from scripts._demo_talk import Terminal
 from scripts._journal import JournalError
@@ -141,7 +142,7 @@ def _report(checks: Sequence[Check], terminal: Terminal) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.up", description="Bring the stack up and wait for it.")
+    parser = Parser("up", description="Bring the stack up and wait for it.")
     parser.add_argument("--cpu", action="store_true", help="the CPU engine, on a machine without a GPU")
     parser.add_argument("--wait-s", type=float, default=WAIT_S, help="longest wait for an answer (default %(default)s)")
     parser.add_argument("--dry-run", action="store_true", help="check, say what would be done, change nothing")

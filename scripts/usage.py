@@ -20,6 +20,7 @@ from typing import IO
 
 from gateway.ledger import COUNTS
 from gateway.settings import ENV_PREFIX
+from scripts._command import Parser
 
 PATH_VARIABLE = f"{ENV_PREFIX}LEDGER__PATH"
 DEFAULT_PATH = Path("data/usage.sqlite")
@@ -53,14 +54,19 @@ def write_csv(found: Sequence[Row], out: IO[str]) -> None:
     writer.writerows(found)
 
 
+def _day(text: str) -> datetime.date:
+    try:
+        return datetime.datetime.strptime(text, "%Y-%m-%d").date()  # noqa: DTZ007 - a day of the ledger, in UTC as those are
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a day such as 2030-01-31") from None
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m scripts.usage", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("usage", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
     parser.add_argument("--ledger", type=Path, default=default, help=f"default: {PATH_VARIABLE}, else {DEFAULT_PATH}")
-    parser.add_argument("--since", type=datetime.date.fromisoformat, metavar="DAY", help="first day, as 2030-01-31")
-    parser.add_argument("--until", type=datetime.date.fromisoformat, metavar="DAY", help="last day, as 2030-01-31")
+    parser.add_argument("--since", type=_day, metavar="DAY", help="first day, as 2030-01-31")
+    parser.add_argument("--until", type=_day, metavar="DAY", help="last day, as 2030-01-31")
     parser.add_argument("--tenant", help="the name of a key")
     parser.add_argument("--json", action="store_true", help="a list of objects instead of CSV")
     chosen = parser.parse_args(arguments)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import httpx
 
+from scripts._command import Parser, web_address
 from scripts.checks import Check, fail, ok, report, skip, warn
 from scripts.checks.probes import ROOT, Probes
 from scripts.checks.proof import ProofError, backend, judge, process
@@ -53,11 +54,11 @@ class Proof:
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = Parser("verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "engine", nargs="?", type=web_address, default=ENGINE, help="the engine's own address (%(default)s)"
     )
-    parser.add_argument("engine", nargs="?", default=ENGINE, help="the engine's own address (%(default)s)")
-    parser.add_argument("--gateway", help="also send a pair through this gateway")
+    parser.add_argument("--gateway", type=web_address, help="also send a pair through this gateway")
     parser.add_argument("--log", help="the engine's log from its start, - for standard input (default: the demo's)")
     parser.add_argument("--pid", type=int, help="the engine's process, where it can't be told from its port")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="prompts that are sent twice (%(default)s)")

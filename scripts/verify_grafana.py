@@ -15,7 +15,6 @@ Exit codes: 0 all of it holds, 1 something does not (each a line), 2 wrong usage
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import threading
@@ -28,6 +27,7 @@ from typing import Any
 import httpx
 
 from scripts import _secrets
+from scripts._command import Parser, web_address
 from scripts._compose import ROOT, Compose, ComposeError
 from scripts.backup import environment
 
@@ -216,8 +216,8 @@ def show(name: str, report: Report, need_data: bool) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.verify_grafana", description="Prove the dashboards.")
-    parser.add_argument("--url", help="Grafana (default: http://127.0.0.1:GRAFANA_PORT)")
+    parser = Parser("verify-grafana", description="Prove the dashboards.")
+    parser.add_argument("--url", type=web_address, help="Grafana (default: http://127.0.0.1:GRAFANA_PORT)")
     parser.add_argument("--no-restart", action="store_true", help="without the second boot on the old volume")
     parser.add_argument("--need-data", action="store_true", help="a query without data is wrong, too")
     parser.add_argument("--json", action="store_true", help="both reports as JSON")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts._children import Terminated, raise_on_termination
+from scripts._command import Parser, web_address
 from scripts.bench import engine, figures, plan, runner, workloads
 from scripts.bench.engine import ROOT
 from scripts.bench.folder import Folder, write
@@ -31,10 +32,12 @@ from scripts.planner.catalog import directory
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", type=Path, help="a file of configs/bench")
     parser.add_argument("--out", type=Path, help="the results' folder (default: results/bench/<plan's name>)")
-    parser.add_argument("--engine", help="measure this running engine, http://host:port, instead of starting any")
+    parser.add_argument(
+        "--engine", type=web_address, help="measure this running engine, http://host:port, instead of starting any"
+    )
     parser.add_argument("--gateway", help="and this gateway in front of it")
     parser.add_argument("--key-file", type=Path, help="a file with the API key for both")
     parser.add_argument("--tokenizer", help="the served model's directory (with --engine)")

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scripts._command import Parser
+
 
 class NoResultError(Exception):
     """There is no summary of a run there; the message is one line."""
@@ -84,7 +86,14 @@ def render(result: Mapping[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        "bench-compare",
+        "name two runs, A and B",
+        "make bench-compare A=results/bench/one B=results/bench/other",
+        prog="python -m scripts.bench.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("old", metavar="A")
     parser.add_argument("new", metavar="B")
     parser.add_argument("--json", action="store_true")

@@ -26,6 +26,7 @@ import aiohttp
 import uvloop
 
 from scripts._children import Terminated, raise_on_termination
+from scripts._command import Parser
 from scripts.bench_gateway import parties, report
 from scripts.bench_gateway.load import LoadError
 from scripts.bench_gateway.measure import dump, measure
@@ -36,9 +37,7 @@ PEER_PYTHON = ".venv-peers/bin/python"
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m scripts.bench_gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("bench-gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2, help="a party's time for one kind of load in a round")
     parser.add_argument("--rate", type=float, default=200, help="open loop, requests a second")

@@ -7,10 +7,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
+from scripts._command import Parser
 from scripts.dashboards import _runbooks, _slo, capacity, engine, gateway, overview, usage
 
 FOLDER = Path("grafana/dashboards")
@@ -40,7 +40,7 @@ def stale(files: dict[str, str], folder: Path) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Write the dashboards' JSON.")
+    parser = Parser("dashboards", description="Write the dashboards' JSON.")
     parser.add_argument("--check", action="store_true", help="write nothing; say what is stale")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder (default %(default)s)")
     args = parser.parse_args(argv)

@@ -29,6 +29,7 @@ import httpx
 
 from scripts import _ports, _prometheus
 from scripts._children import Terminated, raise_on_termination
+from scripts._command import Parser, web_address
 from scripts.dashboards import _runbooks, _stage
 from scripts.dashboards.__main__ import FOLDER
 from scripts.dashboards._board import BOARDS
@@ -140,8 +141,12 @@ def problems(drawn: list[dict[str, Any]]) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Draw the dashboards against a live Prometheus.")
-    parser.add_argument("--prometheus", help="address of a running one, e.g. http://127.0.0.1:9090")
+    parser = Parser(
+        "dashboards-preview",
+        prog="python -m scripts.dashboards.preview",
+        description="Draw the dashboards against a live Prometheus.",
+    )
+    parser.add_argument("--prometheus", type=web_address, help="address of a running one, e.g. http://127.0.0.1:9090")
     parser.add_argument("--out", type=Path, default=Path("results/dashboards"), help="folder (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=5, help="how far back (default %(default)s)")
     parser.add_argument(

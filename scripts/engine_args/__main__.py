@@ -6,16 +6,17 @@ list     the captured releases
 Exit: 0 done, 1 a release could not be captured (nothing is written), 2 wrong usage.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import orjson
 
+from scripts._command import Parser
 from scripts.engine_args import History, source
 from scripts.engine_args.vocabulary import DATA, PINNED, Engine, Flag, release
 
@@ -62,10 +63,17 @@ def read(version: str) -> Engine:
             raise CaptureError(f"the source of vLLM {version}: {error}") from error
 
 
+class _Parser(Parser):
+    """Of the whole command line, and of each command's own part of it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("engine-args", **options)
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.engine_args", description=__doc__.split("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = _Parser(description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     pinned = commands.add_parser("pinned", help="ask the installed engine's own parser")
     pinned.add_argument("--python", type=Path, default=ENGINE_PYTHON, help="the engine's interpreter")
     add = commands.add_parser("add", help="read releases' sources into the history")

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from scripts._command import Parser
 from scripts.engine_args import PINNED, Engine, History, UnknownReleaseError, load
 from scripts.flags.finding import Finding
 from scripts.flags.judge import Judge
@@ -33,8 +34,12 @@ Options (in ARGS, before or after the paste): --lang zh, --against 0.26.0, --wri
 
 def options() -> argparse.ArgumentParser:
     """Our own options; their names are no flag of any vLLM release, so that both may stand in one line."""
-    parser = argparse.ArgumentParser(
-        prog="make flags", description=USAGE, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    parser = Parser(
+        "flags",
+        prog="make flags",
+        description=USAGE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--file", type=Path, help="read the paste from a file")
     parser.add_argument("--against", default=PINNED, metavar="RELEASE", help=f"judge by another release than {PINNED}")

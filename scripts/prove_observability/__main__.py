@@ -32,6 +32,7 @@ import psutil
 
 from scripts import model_fetch
 from scripts._children import Terminated, raise_on_termination
+from scripts._command import Parser
 from scripts.prove_observability import faults_monitoring, faults_replicas, faults_serving, live, queries, report
 from scripts.prove_observability.faults import Fault, Outcome, exercise
 from scripts.prove_observability.lab import Lab, LabError, program
@@ -78,7 +79,7 @@ def _named(fault: Fault, names: Sequence[str]) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="prove-observability", description=__doc__.split("\n")[0])
+    parser = Parser("prove-observability", description=__doc__.split("\n")[0])
     parser.add_argument("--ci", action="store_true", help="one engine, the quick faults")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="faults by name or alert")
     parser.add_argument("--queries-only", action="store_true", help="no faults")

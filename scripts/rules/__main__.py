@@ -19,6 +19,7 @@ from pathlib import Path
 
 import yaml
 
+from scripts._command import Parser
 from scripts.rules import document, promises
 from scripts.rules.components import ALL
 from scripts.rules.render import Renderer
@@ -29,9 +30,7 @@ PROMETHEUS = Path("configs/prometheus/prometheus.yml")
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="rules", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("rules", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, say what is stale")
     parser.add_argument("--out", type=Path, help=f"write the rule files there, not to {RULES}")
     parser.add_argument("--window-scale", type=_scale, default=1.0, help="times every duration; needs --out")

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from scripts._command import Parser
 from scripts.rules import Component, promises
 from scripts.rules.components import ALL
 from scripts.rules.mutants import Mutant, mutants
@@ -55,8 +56,11 @@ class Bench:
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = Parser(
+        "mutate-rules",
+        prog="python -m scripts.rules.mutate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = [component.name for component in ALL]
     parser.add_argument("--component", action="append", choices=names, help="only this file (repeat for several)")

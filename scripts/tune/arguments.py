@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from scripts._command import Parser
 from scripts.bench.engine import ROOT
 from scripts.tune.checks import platform_of
 
@@ -23,7 +24,7 @@ SIZES: dict[str, dict[str, int | float | None]] = {
 def parse(argv: list[str] | None, doc: str) -> argparse.Namespace:
     """Arguments with the platform's sizes filled in. Ends the process with code 2 for wrong usage."""
     promised = yaml.safe_load((ROOT / "configs/slo.yaml").read_text())
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("tune", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profile", help="a file of configs/engine, without .yaml, or a path")
     parser.add_argument("--model", help="the model's directory on this machine (default: found by the profile's name)")
     parser.add_argument("--workload", choices=["chat", "prefix", "long", "mixed"], default="chat")

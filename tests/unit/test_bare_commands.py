@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import gate, keys, promote, restore, revert, upgrade
+from scripts import advise, demo, gate, keys, promote, restore, revert, upgrade, usage, verify
+from scripts.bench import compare
+from scripts.engine_args import __main__ as engine_args
 
 ROOT = Path(__file__).parents[2]
 Main = Callable[[Sequence[str]], int]
@@ -24,7 +26,7 @@ Main = Callable[[Sequence[str]], int]
         (
             keys.main,
             ["add", "x", "--concurrent", "y"],
-            "keys: argument --concurrent: invalid int value: 'y': make keys",
+            "keys: argument --concurrent: 'y': expected a whole number: make keys",
         ),
         (gate.main, [], "gate: name a model: make gate NAME=llama3-8b-awq (make models lists them)"),
         (promote.main, [], "promote: name a model: make promote NAME=llama3-8b-awq (make models lists them)"),
@@ -32,7 +34,24 @@ Main = Callable[[Sequence[str]], int]
         (restore.main, [], "restore: name a backup: make restore FILE=backups/today.tar"),
         (upgrade.main, [], "upgrade: name the engine's new image: make upgrade ENGINE_IMAGE=vllm/vllm-openai:v0.33.0"),
         (upgrade.main, ["no image"], "upgrade: 'no image' is no image's name: make upgrade ENGINE_IMAGE="),
-        (upgrade.main, ["x", "--drain-s", "soon"], "upgrade: argument --drain-s: invalid float value: 'soon': make"),
+        (upgrade.main, ["x", "--drain-s", "soon"], "upgrade: argument --drain-s: 'soon': expected a number: make"),
+        (
+            usage.main,
+            ["--since", "yesterday"],
+            "usage: argument --since: 'yesterday': expected a day such as 2030-01-31 (",
+        ),
+        (
+            usage.main,
+            ["--until", "2030-13-1"],
+            "usage: argument --until: '2030-13-1': expected a day such as 2030-01-31 (",
+        ),
+        (verify.main, ["here:8000"], "verify: argument engine: 'here:8000': expected an address such as http://127"),
+        (advise.main, ["--prometheus", "http://"], "advise: argument --prometheus: 'http://': expected an address"),
+        (advise.main, ["--window", "ten"], "advise: argument --window: 'ten': expected a number (--help lists"),
+        (demo.main, ["--prot", "1"], "demo: unrecognized arguments: --prot 1: did you mean --port? (--help lists"),
+        (demo.main, ["now"], "demo: unrecognized arguments: now (--help lists what there is)"),
+        (compare.main, [], "bench-compare: name two runs, A and B: make bench-compare A="),
+        (engine_args.main, ["add"], "engine-args: missing: VERSION (--help lists"),
     ],
 )
 def test_too_little_or_nonsense_is_one_line_with_one_that_works(

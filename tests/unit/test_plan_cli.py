@@ -267,10 +267,18 @@ def test_a_page_of_another_server_is_said_to_be_one(page: str, reason: str, caps
     assert any(part in line for part in reason.split("|")), line
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://", "nonsense", "ftp://127.0.0.1/"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://["])
 def test_an_address_that_cannot_be_read_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*CPU, "--kv-cache-gib", "1", "--verify", url]) == 2
     assert "cannot be read" in one_line(capsys)
+
+
+@pytest.mark.parametrize("url", ["http://", "nonsense", "ftp://127.0.0.1/"])
+def test_what_is_no_address_is_one_line_with_one_that_is(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*CPU, "--kv-cache-gib", "1", "--verify", url])
+    assert ended.value.code == 2
+    assert f"--verify: {url!r}: expected an address such as http://127.0.0.1:8000" in one_line(capsys)
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
