@@ -9,6 +9,7 @@ from gateway.errors import GatewayError, OverloadedError
 from gateway.keys import Tenant
 from gateway.limits import Allowance
 from gateway.metrics import Metrics
+from gateway.wording import several
 
 
 class Charge:
@@ -64,21 +65,18 @@ class Accounts:
         now = self._clock()
         with self._book.account(tenant.name) as account:
             if tenant.concurrent is not None and account.in_flight >= tenant.concurrent:
-                raise self._refusal(
-                    "key_concurrency", tenant, f"this key may have {tenant.concurrent} requests at once", 1.0
-                )
+                allowed = several(tenant.concurrent, "request")
+                raise self._refusal("key_concurrency", tenant, f"this key may have {allowed} at once", 1.0)
             account.requests = _allowance(account.requests, tenant.requests_per_minute, now)
             account.tokens = _allowance(account.tokens, tenant.tokens_per_minute, now)
             if account.requests is not None and (wait_s := account.requests.take(1, now)):
-                raise self._refusal(
-                    "key_requests", tenant, f"this key may send {tenant.requests_per_minute} requests a minute", wait_s
-                )
+                allowed = several(tenant.requests_per_minute or 0, "request")
+                raise self._refusal("key_requests", tenant, f"this key may send {allowed} a minute", wait_s)
             if account.tokens is not None and (wait_s := account.tokens.take(tokens, now)):
                 if account.requests is not None:
                     account.requests.give_back(1)
-                raise self._refusal(
-                    "key_tokens", tenant, f"this key may use {tenant.tokens_per_minute} tokens a minute", wait_s
-                )
+                allowed = several(tenant.tokens_per_minute or 0, "token")
+                raise self._refusal("key_tokens", tenant, f"this key may use {allowed} a minute", wait_s)
             account.in_flight += 1
         return True
 

@@ -12,6 +12,7 @@ from gateway.advice_gateway import FEW_REQUESTS
 from gateway.advice_prefix import prefix_cache
 from gateway.facts import Facts
 from gateway.findings import KINDS, Finding, count
+from gateway.wording import several
 
 _ORDER = list(KINDS)
 
@@ -42,8 +43,9 @@ def _quiet(facts: Facts) -> Finding:
     running = sum(engine.running_mean for engine in engines)
     numbers = {"requests": requests, "tokens": tokens, "running_mean": running, "seconds": facts.seconds}
     if requests < FEW_REQUESTS and running < 1:
-        said = f"{count(requests)} requests in {count(facts.seconds)} s."
+        said = f"{several(requests, 'request', count(requests))} in {count(facts.seconds)} s."
         return Finding("idle", "Nothing limits: there is hardly anything to do.", said, "Nothing.", numbers)
     pace = tokens / facts.seconds if facts.seconds else 0.0
-    said = f"{count(requests)} requests, {count(pace)} tokens a second, {count(running)} running on average."
+    asked = several(requests, "request", count(requests))
+    said = f"{asked}, {count(pace)} tokens a second, {count(running)} running on average."
     return Finding("no_limit", "Nothing limits: the stack keeps up with what is asked.", said, "Nothing.", numbers)

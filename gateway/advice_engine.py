@@ -8,6 +8,7 @@ import math
 
 from gateway.facts import EngineFacts, Facts
 from gateway.findings import Finding, count, listed, percent
+from gateway.wording import several
 
 HIGH = 0.85  # the usage that guides warn of
 WAITING = 0.2  # of the readings must show someone waiting
@@ -95,11 +96,12 @@ def _pressure(engine: EngineFacts, usage: float) -> Finding:
     replicas = max(2, math.ceil(factor or 2))
     changes.append(f"add a replica ({replicas} engines hold what is asked for now)")
     numbers["replicas"] = replicas
+    preempted = several(engine.preemptions, "preemption", count(engine.preemptions))
     return Finding(
         "kv_pressure",
         f"The KV cache of {engine.name} is too small for what runs at once.",
-        f"{count(engine.preemptions)} preemptions, {count(engine.waiting_mean)} requests waiting on average, up to "
-        f"{percent(usage)} of its {_pool(engine)} in use.",
+        f"{preempted}, {count(engine.waiting_mean)} requests "
+        f"waiting on average, up to {percent(usage)} of its {_pool(engine)} in use.",
         "In this order: " + "; ".join(changes) + ".",
         numbers,
     )

@@ -9,8 +9,6 @@ from pydantic import ValidationError
 
 _WORDS = {
     "string_type": "expected text",
-    "string_too_short": "expected at least {min_length} characters",
-    "string_too_long": "expected at most {max_length} characters",
     "int_type": "expected a whole number",
     "int_parsing": "expected a whole number",
     "int_parsing_size": "expected a smaller number",
@@ -40,13 +38,22 @@ _WORDS = {
         "expected a date and time, as in 2030-01-31T12:00:00Z",
     ),
 }
+_UNIT = {"too_short": "item", "string_too_short": "character"}
 _USERINFO = re.compile(r"://[^/@\s]*@")  # a password in a URL must not end up in a log
+
+
+def several(number: float, noun: str, shown: str = "") -> str:
+    """`1 request`, `2,000 requests`; `shown` where the number is to be written otherwise."""
+    return f"{shown or format(number, ',')} {noun}{'' if number == 1 else 's'}"
 
 
 def expectation(item: Mapping[str, Any]) -> str:
     """What one of ValidationError.errors() says; our own validators' words are kept as they are."""
+    context = item.get("ctx", {})
+    if item["type"] in ("too_short", "string_too_short"):
+        return f"expected at least {several(context['min_length'], _UNIT[item['type']])}"
     words = _WORDS.get(item["type"])
-    return words.format(**item.get("ctx", {})) if words else str(item["msg"]).removeprefix("Value error, ")
+    return words.format(**context) if words else str(item["msg"]).removeprefix("Value error, ")
 
 
 def meant(name: str, known: Iterable[str], between: str = ".") -> str:

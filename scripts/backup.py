@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from gateway.wording import several
 from scripts import _archive, _secrets, _volumes
 from scripts._children import Terminated, raise_on_termination
 from scripts._command import Parser
@@ -155,7 +156,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(told))
         return 0
-    print(f"{target}: {told['members']} files, {target.stat().st_size / 1e6:.1f} MB, read again and found whole")
+    size = f"{target.stat().st_size / 1e6:.1f} MB"
+    print(f"{target}: {several(int(str(told['members'])), 'file')}, {size}, read again and found whole")
     for key in chosen.absent:
         print(f"not in it: {key}, which this stack does not have yet")
     print("it holds your secrets; models and Grafana's volume are not in it. Back again: make restore FILE=...")

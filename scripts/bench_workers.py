@@ -26,6 +26,7 @@ import aiohttp
 import psutil
 
 from gateway.keys import new_key
+from gateway.wording import several
 from scripts._bench import cores, cpu_s, free_port, launched, memory_mb, percentile, run, until_ready
 from scripts._children import Terminated, raise_on_termination
 from scripts.bench_gateway import parties
@@ -47,8 +48,8 @@ def plan(workers: int, own: list[int]) -> tuple[list[Case], int]:
     spread = tuple(own[number % len(own)] for number in range(workers))
     cases = [
         Case("one process, one core", 1, tuple(own[:1])),
-        Case(f"{workers} workers, the same core", workers, tuple(own[:1])),
-        Case(f"{workers} workers, {len(set(spread))} cores", workers, spread),
+        Case(f"{several(workers, 'worker')}, the same core", workers, tuple(own[:1])),
+        Case(f"{several(workers, 'worker')}, {several(len(set(spread)), 'core')}", workers, spread),
     ]
     return cases, own[-1]
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from gateway.keys import Key, KeysFile, KeysFileError, new_key, parse_keys
 from gateway.settings import ENV_PREFIX
-from gateway.wording import expectation
+from gateway.wording import expectation, several
 from scripts import _secrets
 from scripts._command import Parser
 
@@ -71,7 +71,7 @@ def plan(arguments: argparse.Namespace, keys: Sequence[Key], now: datetime.datet
         raise RefusedError(f"{arguments.name} has no key with the id {arguments.id}; `list` shows all")
     if arguments.command == "revoke":
         left = tuple(key for key in keys if key not in chosen)
-        return Plan(left, f"revoked {arguments.name} ({len(chosen)} of {len(named)} keys)", tuple(chosen))
+        return Plan(left, f"revoked {arguments.name} ({len(chosen)} of {several(len(named), 'key')})", tuple(chosen))
     changed = {key: key.model_copy(update={"expires": arguments.when}) for key in chosen}
     told = (
         f"{arguments.name} expires {arguments.when.isoformat()}" if arguments.when else f"{arguments.name} stays valid"

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gateway.wording import several
 from scripts import model_fetch
 from scripts._children import Terminated, raise_on_termination
 from scripts._command import Parser
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace, say: Progress) -> dict[str, object]:
     if args.dry_run:
         if not there:
             check_disk(place, origin)
-        say.line(f"would {'keep' if there else 'take'} {len(origin.files)} files, {gib(size)}, as {target}")
+        say.line(f"would {'keep' if there else 'take'} {several(len(origin.files), 'file')}, {gib(size)}, as {target}")
         return report
     with place.alone(lambda: say.line("another run is at work on it: waiting")):
         there = whole(target, hashes=args.verify and there)  # it may have come while we waited

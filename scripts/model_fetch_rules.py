@@ -149,7 +149,7 @@ def judge(folder: Path, names: Iterable[str]) -> None:
             raise RefusedError(f"its {INDEX} lists no weights")
         missing = sorted({str(name) for name in listed.values()} - set(names))
         if missing:
-            raise RefusedError(f"{len(missing)} files of its {INDEX} are not there ({', '.join(missing[:3])})")
+            raise RefusedError(f"its {INDEX} names {len(missing)} that it lacks ({', '.join(missing[:3])})")
 
 
 def _served_natively(config: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.wording import several
 from scripts import _archive, _journal, _secrets, _volumes
 from scripts._archive import ArchiveError
 from scripts._children import Terminated, raise_on_termination
@@ -108,7 +109,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Raises RestoreError, ArchiveError, ComposeError, JournalError, OSError."""
     path = Path(arguments.file)
     manifest = _archive.verify(path)
-    print(f"{path}: whole, made {manifest.get('made', 'at an unknown time')}, {len(manifest['entries'])} files")
+    print(
+        f"{path}: whole, made {manifest.get('made', 'at an unknown time')}, {several(len(manifest['entries']), 'file')}"
+    )
     chosen = plan(manifest, environment())
     compose = Compose(env={"ENGINE_PROFILE": os.environ.get("ENGINE_PROFILE") or "any"} if not _env_there() else {})
     with _journal.alone():
@@ -129,7 +132,7 @@ def run(arguments: argparse.Namespace) -> None:
         for volume in make_volumes(compose, chosen.volumes):
             put_volume(path, volume)
             print(f"volume {volume.name}: put back")
-    print(f"put back {len(chosen.files)} files; make up (or make up-cpu) starts with them")
+    print(f"put back {several(len(chosen.files), 'file')}; make up (or make up-cpu) starts with them")
     if aside.exists():
         print(f"what they replaced is in {aside}")
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gateway.wording import several
 from scripts.bench import conditions
 from scripts.bench.plan import Boot, Plan, PlanError, Row
 
@@ -72,7 +73,7 @@ class Folder:
             if "failed" in figures:
                 (found.expected if row.expect == "failure" else found.failures)[name] = figures["failed"]
             elif row.expect == "failure":
-                found.failures[name] = f"meant to fail, and {figures['completed']} requests were answered"
+                found.failures[name] = f"meant to fail, and {several(figures['completed'], 'request')} got answers"
         return found
 
     def days(self) -> list[str]:

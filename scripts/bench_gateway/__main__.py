@@ -25,6 +25,7 @@ from pathlib import Path
 import aiohttp
 import uvloop
 
+from gateway.wording import several
 from scripts._children import Terminated, raise_on_termination
 from scripts._command import Parser
 from scripts.bench_gateway import parties, report
@@ -93,7 +94,7 @@ def write_page(check: bool) -> int:
             print(f"{PAGE} is out of date: run `python -m scripts.bench_gateway --docs`", file=sys.stderr)
         return int(page != text)
     PAGE.write_text(page)
-    print(f"{PAGE}: {len(sections)} runs")
+    print(f"{PAGE}: {several(len(sections), 'run')}")
     return 0
 
 
@@ -112,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.peers:
             return 1
     where = plan.cores()
-    say(f"{', '.join(plan.names())}: {plan.rounds} rounds; cores {where} of {os.cpu_count()}")
+    say(f"{', '.join(plan.names())}: {several(plan.rounds, 'round')}; cores {where} of {os.cpu_count()}")
     raise_on_termination()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

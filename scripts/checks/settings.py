@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gateway.keys import Key, KeysFileError, parse_keys
 from gateway.settings import DEFAULT_CONFIG, ENV_PREFIX
+from gateway.wording import several
 from scripts.checks import Check, envvalues, fail, judged, ok, skip, warn
 from scripts.checks import fit as planning
 from scripts.checks.docker import compose_services
@@ -25,7 +26,10 @@ KEYS_FILE = "keys.json"  # in SECRETS_DIR, where `make keys` writes them
 _COMPOSE_OWN = ("COMPOSE_", "DOCKER_", "BUILDKIT_")  # docker's own variables are welcome in .env
 EXPIRES_SOON = datetime.timedelta(days=14)
 # Settings are read in a process of their own: `load` looks at the environment, which here is another one.
-_LOAD = "from gateway.settings import load; s = load(); print(f'{len(s.engines)} engine(s), listens on {s.listen}')"
+_LOAD = (
+    "from gateway.settings import load; from gateway.wording import several; s = load(); "
+    "print(several(len(s.engines), 'engine') + f', listens on {s.listen}')"
+)
 
 
 def checks(probes: Probes, subject: Subject, now: datetime.datetime | None = None) -> list[Check]:
@@ -80,7 +84,7 @@ def env_file(probes: Probes, subject: Subject) -> Check:
             f"{variable} of this shell is unknown: did you mean {near}?" for variable, near in typos.items()
         )
         return warn(name, expected, told, f"unset {' '.join(typos)}, and set what was meant; {EXAMPLE} lists the names")
-    return judged(not problems, name, expected, told or f"{len(found.values)} names", fix)
+    return judged(not problems, name, expected, told or several(len(found.values), "name"), fix)
 
 
 def _profile_is_there(said: str, subject: Subject) -> bool:
@@ -130,7 +134,7 @@ def keys(probes: Probes, subject: Subject, now: datetime.datetime) -> Check:
         return fail(name, expected, str(error), "restore it from a backup, or make a new one: make keys NAME=app1")
     valid = [key for key in found if key.expires is None or key.expires > now]
     if not valid:
-        return fail(name, expected, f"{path}: {len(found)} keys, none valid", "make keys NAME=app1")
+        return fail(name, expected, f"{path}: {several(len(found), 'key')}, none valid", "make keys NAME=app1")
     return _expiry(name, expected, found, valid, now)
 
 
@@ -148,7 +152,7 @@ def _expiry(name: str, expected: str, found: tuple[Key, ...], valid: list[Key], 
             "; ".join(notes),
             "make keys ARGS='rotate NAME', or ARGS='revoke NAME' where it is not needed",
         )
-    return ok(name, expected, f"{len(valid)} valid keys")
+    return ok(name, expected, several(len(valid), "valid key"))
 
 
 def profile(subject: Subject, probes: Probes | None = None) -> Check:

@@ -27,6 +27,7 @@ from typing import Any
 
 import httpx
 
+from gateway.wording import several
 from scripts import _ports, _prometheus
 from scripts._children import Terminated, raise_on_termination
 from scripts._command import Parser, web_address
@@ -95,7 +96,7 @@ def source(args: argparse.Namespace) -> Iterator[tuple[str, _stage.Recording]]:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dashboards-preview-")))
         told = folder / "recording.json"
         if not args.replay:
-            print(f"preview: a live stack for {args.minutes:g} minutes", file=sys.stderr)
+            print(f"preview: a live stack for {several(args.minutes, 'minute', f'{args.minutes:g}')}", file=sys.stderr)
             recorded = _stage.record(folder, args.minutes * 60)
             told.write_text(json.dumps(dataclasses.asdict(recorded)), encoding="utf-8")
         shown = _stage.Recording(**json.loads(told.read_text(encoding="utf-8")))
@@ -181,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
         for shot in drawn:
             panels = shot.get("panels", [])
             empty = [panel["title"] for panel in panels if panel["empty"]]
-            print(f"{shot['file']}: {len(panels)} panels, without data: {', '.join(empty) or 'none'}")
+            print(f"{shot['file']}: {several(len(panels), 'panel')}, without data: {', '.join(empty) or 'none'}")
     wrong = problems(drawn)
     for line in wrong:
         print(f"preview: {line}", file=sys.stderr)

@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gateway.wording import several
 from scripts.flags.finding import Finding
 from scripts.flags.profile import Profile
 from scripts.flags.text import CJK
@@ -80,7 +81,7 @@ def report(findings: list[Finding], profile: Profile, version: str, origin: str,
     changes = sum(finding.change for finding in findings)
     head = style.pick(
         f"vLLM {version} ({'its own parser' if origin == 'live parser' else 'read from its source'}): "
-        f"{len(findings)} thing{'' if len(findings) == 1 else 's'} found, {changes} to change",
+        f"{several(len(findings), 'thing')} found, {changes} to change",
         f"vLLM {version}（{'依据其自身解析器' if origin == 'live parser' else '依据其源码'}）："
         f"共识别 {len(findings)} 项，需要修改 {changes} 项",
     )

@@ -58,7 +58,9 @@ def _from_directory(directory: Path, wanted: str) -> tuple[Model, Part]:
             f"{directory}: the files hold {gib(size)} of weights, config.json describes {gib(expected)}: "
             "they are not of one model"
         )
-    return model, Part("weights", size, "read", f"{checkpoint.files} files of {directory}")
+    return model, Part(
+        "weights", size, "read", f"{checkpoint.files} file{'s' * (checkpoint.files != 1)} of {directory}"
+    )
 
 
 def _computed(model: Model, why: str) -> Part:

@@ -30,6 +30,7 @@ from typing import Any
 import httpx
 import psutil
 
+from gateway.wording import several
 from scripts import model_fetch
 from scripts._children import Terminated, raise_on_termination
 from scripts._command import Parser
@@ -127,7 +128,8 @@ def publish(result: dict[str, Any], args: argparse.Namespace) -> int:
         DOCUMENT.write_text(report.document(result), encoding="utf-8")
     raised = sum(outcome["problem"] is None for outcome in result["alerts"])
     asked = sum(sum(run["asked"].values()) for run in result["queries"])
-    print(f"{asked} queries asked, {raised} alerts raised and cleared, {len(result['problems'])} problems; {args.json}")
+    problems = several(len(result["problems"]), "problem")
+    print(f"{asked} queries asked, {several(raised, 'alert')} raised and cleared, {problems}; {args.json}")
     return 0 if result["ok"] else 1
 
 
@@ -195,7 +197,7 @@ def prove(place: Path, chosen: Plan, earlier: dict[str, Any] | None) -> dict[str
     known = [(queries.name_of(query), dict(query.labels)["severity"]) for query in alerts] if chosen.whole else []
     run = {
         "date": str(datetime.datetime.now(tz=datetime.UTC).date()),
-        "machine": f"{os.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB, no GPU",
+        "machine": f"{several(os.cpu_count() or 1, 'core')}, {psutil.virtual_memory().total >> 30} GiB, no GPU",
         "window_scale": SCALE,
         "seconds": round(time.monotonic() - began),
         "rounds": list(chosen.rounds),
@@ -230,7 +232,10 @@ def ask(lab: Lab, run: str, began: float) -> live.Asked:
             time.sleep(POLL_S)
             asked = live.ask(lab, run, start_s)
     said = log.read_bytes()[logged:].count(STATS)
-    say(began, f"{run}: {len(asked.verdicts)} queries, {asked.mutants} renamed, {len(asked.problems)} problems")
+    say(
+        began,
+        f"{run}: {len(asked.verdicts)} queries, {asked.mutants} renamed, {several(len(asked.problems), 'problem')}",
+    )
     for problem in asked.problems:
         say(began, f"  {problem}")
     return dataclasses.replace(asked, stats_lines=said)

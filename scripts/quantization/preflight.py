@@ -148,7 +148,9 @@ def _weights(where: Path) -> Check:
     if found is None:
         return fail(name, expected, f"{where} holds no weights", "give a directory with *.safetensors, or a hub id")
     size = sum(tensor.size for tensor in found.tensors.values())
-    return ok(name, expected, f"{found.files} files, {len(found.tensors)} tensors, {gib(size)}")
+    return ok(
+        name, expected, f"{found.files} file{'s' * (found.files != 1)}, {len(found.tensors)} tensors, {gib(size)}"
+    )
 
 
 def _required(found: Check) -> Check:

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.wording import several
 from scripts._command import Parser
 from scripts.rules import Component, promises
 from scripts.rules.components import ALL
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         for mutant in survivors:
             print(f"survived: {mutant.component.name}.yml {mutant.rule}: {mutant.says}")
-        print(f"{count} wrongs, {count - len(survivors)} noticed, {len(survivors)} survived")
+        print(f"{several(count, 'wrong')}, {count - len(survivors)} noticed, {len(survivors)} survived")
     return 1 if survivors else 0
 
 

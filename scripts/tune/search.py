@@ -15,6 +15,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from gateway.wording import several
 from scripts.bench import conditions, drive, engine
 from scripts.bench.folder import write
 from scripts.tune import clock, space
@@ -50,7 +51,7 @@ def search(task: Task, start: int, begin: float, cost: clock.Cost) -> tuple[list
     study = open_study(task)
     resumed = sum(map(_measured, study.trials))
     if resumed:
-        task.say(f"{resumed} trials of an interrupted run count")
+        task.say(f"{several(resumed, 'trial')} of an interrupted run {'counts' if resumed == 1 else 'count'}")
     rest, took = clock.rest_s(cost, repeats=task.repeats, soak_s=task.soak_s), list[float]()
 
     def objective(trial: optuna.Trial) -> float:

@@ -49,6 +49,13 @@ def test_a_key_is_held_to_its_own_limits(clock: Clock) -> None:
     keys.check_integrity()
 
 
+def test_a_limit_of_one_is_said_in_the_singular(clock: Clock) -> None:
+    keys = Accounts(Metrics(), clock)
+    single = Tenant("single", concurrent=1)
+    with keys.charge(single, 1), pytest.raises(OverloadedError, match="may have 1 request at once"):
+        charged(keys, single, 1)
+
+
 def test_a_key_pays_for_the_tokens_it_used_not_for_the_estimate(clock: Clock) -> None:
     keys = Accounts(Metrics(), clock)
     frugal = Tenant("frugal", tokens_per_minute=1000)

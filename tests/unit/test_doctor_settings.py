@@ -222,7 +222,7 @@ def test_values_are_kept_as_written() -> None:
 def test_the_gateways_settings_are_loaded_by_its_own_code() -> None:
     """Nothing is replaced here: a process of its own reads the project's configuration."""
     eyes = Probes(environ={})
-    assert settings.gateway(eyes, decide(eyes, "demo", None, None)).found == "1 engine(s), listens on 127.0.0.1:8080"
+    assert settings.gateway(eyes, decide(eyes, "demo", None, None)).found == "1 engine, listens on 127.0.0.1:8080"
     assert settings.gateway(eyes, decide(eyes, "stack", "smollm2-135m.cpu", None)).status == "ok"
 
 
@@ -259,6 +259,7 @@ def key(name: str, expires: datetime.datetime | None = None) -> dict[str, Any]:
 def test_valid_keys_are_counted(tmp_path: Path) -> None:
     check = keys(tmp_path, [key("app1"), key("app2", NOW + 60 * DAY)])
     assert (check.status, check.found) == ("ok", "2 valid keys")
+    assert keys(tmp_path, [key("app1")]).found == "1 valid key"
 
 
 def test_a_key_that_ends_soon_is_named(tmp_path: Path) -> None:

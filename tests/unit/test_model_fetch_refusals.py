@@ -140,7 +140,7 @@ def test_a_directory_outside_models_dir_is_refused(
         ({"model.safetensors.index.json": None, **dict.fromkeys(SHARDS)}, "only as .bin, which can run code"),
         ({"config.json": None}, "has no config.json"),
         ({"model.safetensors.index.json": None}, "2 safetensors files and no model.safetensors.index.json"),
-        ({SHARDS[1]: None}, f"1 files of its model.safetensors.index.json are not there ({SHARDS[1]})"),
+        ({SHARDS[1]: None}, f"its model.safetensors.index.json names 1 that it lacks ({SHARDS[1]})"),
         ({"tokenizer.json": None}, "has no tokenizer files"),
         ({"modules.json": b"[]"}, "is a sentence-transformers model"),
         (

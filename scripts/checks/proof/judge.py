@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gateway.wording import several
 from scripts.checks import Check, fail, judged, ok, skip, warn
 from scripts.checks.proof.log import StartLog
 from scripts.checks.proof.scrape import Scrape
@@ -117,11 +118,11 @@ def judge_prefix(pairs: Sequence[Pair], first: Scrape) -> Check:
         return ok(
             PREFIX,
             expected,
-            f"{len(pairs)} of {len(pairs)} prompts of {tokens} tokens: {first.hits_name} +0, then "
-            f"+{pairs[0].warm.hits:g} {unit} = {hits // size} blocks of {size}, as predicted",
+            f"{len(pairs)} of {several(len(pairs), 'prompt')} of {tokens} tokens: {first.hits_name} +0, then "
+            f"+{pairs[0].warm.hits:g} {unit} = {several(hits // size, 'block')} of {size}, as predicted",
         )
     others = [why for why in wrong if "other requests" in why]
-    found = f"{len(pairs) - len(wrong)} of {len(pairs)} pairs as predicted; {wrong[0]}"
+    found = f"{len(pairs) - len(wrong)} of {several(len(pairs), 'pair')} as predicted; {wrong[0]}"
     if others:
         return warn(PREFIX, expected, found, "run it while nothing else uses the engine")
     if first.speculative or first.engines > 1:
@@ -219,7 +220,7 @@ def judge_memory(deltas: Sequence[int], request_bytes: int | None, tokens: int, 
     """
     name, expected = "memory", "no growth: the pool was allocated at the start, a request only takes blocks of it"
     grown = ", ".join(f"{delta / MIB:+.1f} MiB" for delta in deltas)
-    shown = f"{what}: {grown} over {len(deltas)} fresh request{'s' * (len(deltas) != 1)} of {tokens} tokens"
+    shown = f"{what}: {grown} over {several(len(deltas), 'fresh request')} of {tokens} tokens"
     if request_bytes is None:
         return skip(name, expected, f"{shown}; the model's KV bytes a token are not known, so nothing is judged")
     size = f"{request_bytes / MIB:.1f} MiB of KV cache each"
