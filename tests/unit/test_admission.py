@@ -308,7 +308,10 @@ async def test_while_no_engine_is_ready_max_wait_does_not_run(clock: Clock) -> N
     before = await waiting(gate, ONE, 100)
     gate.pause(True)
     during = await waiting(gate, ONE, 100)
-    await asyncio.sleep(0.05)  # the claim is about time: max_wait_s has long passed
+    control = admission(clock, max_wait_s=0.02)
+    await control.acquire(ONE, 100, FAR)
+    with pytest.raises(OverloadedError, match="in the queue"):
+        await control.acquire(ONE, 100, FAR)  # max_wait_s has passed where it runs
     assert gate.queued == 2
     gate.pause(False)  # from now on it runs again
     lease.close()

@@ -15,9 +15,11 @@ class Connection:
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self.over = asyncio.Event()
+        self.told = asyncio.Event()  # that it is over
 
     async def receive(self) -> Message:
         await self.over.wait()
+        self.told.set()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
@@ -50,19 +52,22 @@ async def test_work_after_a_complete_answer_is_not_taken_for_a_departure(stream:
             await sink.end()
         else:
             await sink.whole(Reply(200, b"{}"))
-        await asyncio.sleep(0.01)  # the watch has heard by now
+        async with asyncio.timeout(5):
+            await connection.told.wait()  # a watch that took it for a departure would end this wait
+        await asyncio.sleep(0)
     assert connection.sent[-1]["more_body"] is False
 
 
 async def test_a_cancelled_task_stays_cancelled_though_its_client_leaves_too() -> None:
-    connection = Connection()
+    connection, serving = Connection(), asyncio.Event()
 
     async def serve() -> None:
         with ClientWatch(connection.receive, connection.sink()):
+            serving.set()
             await asyncio.sleep(60)
 
     task = asyncio.create_task(serve())
-    await asyncio.sleep(0.01)
+    await serving.wait()
     connection.over.set()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
