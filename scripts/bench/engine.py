@@ -150,7 +150,9 @@ def _until(url: str, process: subprocess.Popen[bytes], log: Path, start_s: float
     until = time.monotonic() + start_s
     while time.monotonic() < until:
         if process.poll() is not None:
-            raise StartError(reason(log.read_text(errors="replace")) or f"ended with code {process.returncode}: {log}")
+            said = log.read_text(errors="replace")
+            last = next((f"{line} " for line in reversed(said.splitlines()) if line.strip()), "")[:300]
+            raise StartError(reason(said) or f"ended with code {process.returncode}: {last}({log})")
         with contextlib.suppress(httpx.HTTPError):
             if httpx.get(url, timeout=5).status_code == 200:
                 return

@@ -7,8 +7,8 @@
 The profile (configs/engine/PROFILE.yaml) and configs/gateway.yaml are changed only where the gain is beyond the spread
 of the repeats and a soak held; --keep only reports. A run that was interrupted goes on with its trials. Nothing else
 may use the card meanwhile: `make down` first. Exit codes: 0 tuned, or kept for a reason; 1 the current profile can't be
-measured, or a file can't be written; 2 wrong usage, or model, engine or card are not there; 130 or 143 interrupted,
-files untouched.
+measured, a later stage failed, or a file can't be written, files untouched; 2 wrong usage, or model, engine or card are
+not there; 130 or 143 interrupted, files untouched.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from scripts.tune import checks, decide, loop, report, search, settings, space
 from scripts.tune.arguments import parse
 from scripts.tune.probe import Setup
 from scripts.tune.task import Task
+
+_UNTOUCHED = "the profile is as it was, and the same command goes on with the trials made"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,7 +67,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _tune(arguments, path, task)
     except search.FAILURES as error:
-        print(f"tune: the current profile can't be measured: {error}", file=sys.stderr)
+        print(f"tune: the current profile can't be measured: {error or type(error).__name__}", file=sys.stderr)
+        return 1
+    except loop.StageError as error:
+        print(f"tune: {error}; {_UNTOUCHED}", file=sys.stderr)
         return 1
     except OSError as error:
         where = error.filename or task.setup.folder
@@ -75,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         code = 128 + signal.SIGINT
     except Terminated:
         code = 128 + signal.SIGTERM
-    print("interrupted; the profile is as it was, and the same command goes on with the trials made", file=sys.stderr)
+    print(f"interrupted; {_UNTOUCHED}", file=sys.stderr)
     return code
 
 

@@ -4,7 +4,8 @@
 2. Trials (search.py) while what comes after them still fits into the budget.
 3. The best trial again, in an engine of its own, with repeats; then the current one again, so that a machine that got
    faster or slower in between is not taken for a gain.
-4. Better only if its worst repeat beats the current one's best. Otherwise the profile stays as it is.
+4. Better only if its worst repeat beats the current one's best. Otherwise, or where its engine no longer starts, the
+   profile stays as it is.
 5. The winner with the gateway in front, limits in force: the merge limit by trying, then a soak. A soak that loses a
    request or breaks the SLO keeps everything as it was.
 """
@@ -25,15 +26,34 @@ from scripts.bench.plan import Row
 from scripts.tune import decide
 from scripts.tune.clock import Cost
 from scripts.tune.probe import Probe, booted
-from scripts.tune.search import search
+from scripts.tune.search import FAILURES, search
 from scripts.tune.task import Task
 
 MERGE_LIMITS = (8, 16, 32)
 
 
+class StageError(Exception):
+    """What comes after the current profile's measurement and the trials failed; one line, stage and reason."""
+
+
+@contextlib.contextmanager
+def _stage(name: str) -> Iterator[None]:
+    try:
+        yield
+    except FAILURES as error:
+        raise StageError(f"{name} failed: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
 def tune(task: Task) -> dict[str, Any]:
-    """The report: current, trials, best, whether it replaces the current one, limits, soak. Raises one of
-    search.FAILURES where the current profile itself can't be measured, OSError where the folder can't be written."""
+    """The report: current, trials, best or why it was not confirmed, whether it replaces the current one, limits, soak.
+
+    Raises one of search.FAILURES where the current profile itself can't be measured, StageError where a later stage
+    can't be done, OSError where the folder can't be written.
+    """
     begin = time.monotonic()
     task.say(f"the current profile ({task.budget_s / 60:.0f} min for all of it, {task.trials} trials at most)")
     with booted(task.setup, task.profile, "current") as probe:
@@ -43,12 +63,12 @@ def tune(task: Task) -> dict[str, Any]:
     best = max(report["trials"], key=lambda trial: trial["tokens_per_s"], default=None)
     report["replaced"], winner = False, dict(task.profile)
     if best and best["changes"] and best["tokens_per_s"] > report["current"]["tokens_per_s"]:
-        report["best"] = _confirm(task, best, report)
-        if decide.better(report["current"]["repeats"], report["best"]["repeats"], task.gain):
+        _confirm(task, best, report)
+        if "best" in report and decide.better(report["current"]["repeats"], report["best"]["repeats"], task.gain):
             report["replaced"], winner = True, {**task.profile, **best["changes"]}
     chosen = report["best"] if report["replaced"] else report["current"]
     task.say("limits and soak" if report["replaced"] else "the current profile stays; limits and soak")
-    with booted(task.setup, winner, "soak") as probe:
+    with _stage("limits and soak"), booted(task.setup, winner, "soak") as probe:
         report["limits"] = _limits(task, probe, chosen, begin)
         report["soak"] = _soak(task, probe, chosen["in_flight"], report["limits"])
         missed = not report["soak"]["held"] and not report["soak"]["lost"]
@@ -104,8 +124,27 @@ def _kept(probe: Probe, level: int) -> float:
     return rate if held else 0.0
 
 
-def _confirm(task: Task, best: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+def _confirm(task: Task, best: dict[str, Any], report: dict[str, Any]) -> None:
+    """Puts the best trial's repeats into the report, or, where it fails this time, the reason: it is not better then.
+
+    The current profile follows in either case. Where that fails, too, the trial's flags are not to blame.
+    """
     task.say("the best trial again, then the current profile again")
+    try:
+        report["best"] = _again(task, best)
+    except FAILURES as error:
+        report["unconfirmed"] = {"changes": best["changes"], "failed": _reason(error)}
+        task.say(f"  the best trial failed this time, so it is not better: {_reason(error)}")
+    rates = report["current"]["repeats"]
+    if level := report["current"]["in_flight"]:
+        with _stage("the current profile again"), booted(task.setup, task.profile, "current-again") as probe:
+            rates.append(_kept(probe, level))
+    if "best" in report:
+        spans = (f"{min(each):.0f} to {max(each):.0f}" for each in (report["best"]["repeats"], rates))
+        task.say("  {} tokens/s against {}".format(*spans))
+
+
+def _again(task: Task, best: dict[str, Any]) -> dict[str, Any]:
     level = best["in_flight"]
     with booted(task.setup, {**task.profile, **best["changes"]}, "best") as probe:
         prefill = probe.prefill_tokens_per_s()
@@ -113,13 +152,7 @@ def _confirm(task: Task, best: dict[str, Any], report: dict[str, Any]) -> dict[s
         if level > 1 and not min(rates):  # found at the SLO's edge: half as many in flight may hold it every time
             level //= 2
             rates = [_kept(probe, level) for _ in range(task.repeats)]
-        found = {"changes": best["changes"], **_measured(probe, prefill, level, rates)}
-    if report["current"]["in_flight"]:
-        with booted(task.setup, task.profile, "current-again") as probe:
-            report["current"]["repeats"].append(_kept(probe, report["current"]["in_flight"]))
-    spans = (f"{min(each):.0f} to {max(each):.0f}" for each in (rates, report["current"]["repeats"]))
-    task.say("  {} tokens/s against {}".format(*spans))
-    return found
+        return {"changes": best["changes"], **_measured(probe, prefill, level, rates)}
 
 
 def _limits(task: Task, probe: Probe, chosen: dict[str, Any], begin: float) -> dict[str, Any]:

@@ -52,6 +52,8 @@ def verdict(report: Mapping[str, Any]) -> str:
         gain = min(best["repeats"]) / max(report["current"]["repeats"]) if max(report["current"]["repeats"]) else None
         least = f"at least × {gain:.2f}" if gain else "the old one never kept the SLO"
         return f"Replaced: the best trial's worst repeat beats the old profile's best ({least})."
+    if failed := report.get("unconfirmed"):
+        return f"Kept as it was: the best trial failed when it was started again ({failed['failed']})."
     if best:
         return "Kept as it was: the best trial was not better beyond the spread of the repeats."
     return "Kept as it was: no trial served more."

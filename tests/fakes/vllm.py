@@ -3,8 +3,9 @@
     PROGRAM -c "...print(version)"                                    says 0.32.0
     PROGRAM -m vllm.entrypoints.cli.main serve MODEL --port N ...     the scripted engine, told by its model's directory
 
-A model's config.json may say `service_s` (seconds a whole answer takes) and `slots` (answers at a time). A flag that
-the engine never had ends it as it would there. There is no load generator in it, so it serves no streams.
+A model's config.json may say `service_s` (seconds before an answer) and `slots` (answers at a time); --max-num-seqs is
+the slots' number where it is given. A flag that the engine never had ends it as it would there. There is no load
+generator in it, so nothing streamed is measured.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from pathlib import Path
 
 VERSION = "0.32.0"
 KNOWN = {"--host", "--port", "--served-model-name", "--max-model-len", "--max-num-seqs", "--block-size"}
-
+KNOWN |= {"--max-num-batched-tokens"}
 
 BORN = time.time()
 
 
-async def serve(model: Path, port: int) -> None:
+async def serve(model: Path, port: int, slots: int | None) -> None:
     said = json.loads((model / "config.json").read_text())
     from tests.fakes.served import Served  # here: a look at the version needs none of it
 
     engine = Served(
-        BORN, VERSION, kv_tokens=1_000_000, slots=said.get("slots", 64), service_s=said.get("service_s", 0.0)
+        BORN, VERSION, kv_tokens=1_000_000, slots=slots or said.get("slots", 64), service_s=said.get("service_s", 0.0)
     )
     engine.port = port
     async with engine:
@@ -47,7 +48,9 @@ def main(argv: list[str]) -> int:
     if unknown:
         print(f"vllm: error: unrecognized arguments: {' '.join(unknown)}", file=sys.stderr)
         return 2
-    asyncio.run(serve(model, int(flags[flags.index("--port") + 1])))
+    told = dict(zip(flags[::2], flags[1::2], strict=False))
+    slots = told.get("--max-num-seqs")
+    asyncio.run(serve(model, int(told["--port"]), int(slots) if slots else None))
     return 0
 
 

@@ -1,0 +1,120 @@
+"""`make tune` where a later stage fails: told as what it is, files untouched, and the same command goes on.
+
+The whole of it runs as its users run it, the real load generator too; the engine is the scripted one, whose speed is
+known, so that the search always finds something better.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import model_fetch
+
+ROOT = Path(__file__).parents[2]
+ENGINE_PYTHON = ROOT / ".venv-engine/bin/python"
+BROKEN = "ModuleNotFoundError: No module named 'cbor2'"
+GOES_ON = "; the profile is as it was, and the same command goes on with the trials made"
+SIZES = (
+    "--trials",
+    "1",
+    "--repeats",
+    "1",
+    "--soak-s",
+    "0.1",
+    "--most-in-flight",
+    "4",
+    "--ttft-s",
+    "20",
+    "--itl-s",
+    "5",
+)
+# Starts of engines in a run that makes its one trial, and in one that takes it over.
+TRIED = {"current": 1, "trial": 2, "best": 3, "again": 4, "soak": 5}
+TAKEN_OVER = {"current": 1, "best": 2, "again": 3, "soak": 4}
+
+
+class Place:
+    """A profile that serves one at a time, settings, and an environment with vLLM that may break on the way."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.profile, self.gateway, self.out = folder / "p.cpu.yaml", folder / "gateway.yaml", folder / "out"
+        self.profile.write_text("max-num-seqs: 1\n")
+        shutil.copy(ROOT / "configs/gateway.yaml", self.gateway)
+        self.before = (self.profile.read_text(), self.gateway.read_text())
+        self.model = folder / "model"
+        self.model.mkdir()
+        for path in model_fetch.model_dir().iterdir():
+            if path.name != "config.json":
+                (self.model / path.name).symlink_to(path)
+        config = json.loads((model_fetch.model_dir() / "config.json").read_text())
+        (self.model / "config.json").write_text(json.dumps({**config, "service_s": 0.05}))
+        self.python = folder / "python"
+        self.python.write_text(
+            f"""#!/bin/sh
+[ "$1 $3" = "-m serve" ] || exec {ENGINE_PYTHON} "$@"
+echo >>{folder}/starts
+if grep -qx "$(wc -l <{folder}/starts)" {folder}/broken; then echo "{BROKEN}" >&2; exit 1; fi
+exec {sys.executable} -m tests.fakes.vllm "$@"
+"""
+        )
+        self.python.chmod(0o755)
+
+    def run(self, *broken: int, **environment: str) -> subprocess.CompletedProcess[str]:
+        """With the starts of these numbers failing, the first being 1."""
+        (self.folder / "starts").unlink(missing_ok=True)
+        (self.folder / "broken").write_text("".join(f"{number}\n" for number in broken))
+        where = ("--python", str(self.python), "--model", str(self.model), "--out", str(self.out))
+        command = [sys.executable, "-m", "scripts.tune", str(self.profile), "--gateway-settings", str(self.gateway)]
+        return subprocess.run(
+            [*command, *where, *SIZES],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def untouched(self) -> bool:
+        return (self.profile.read_text(), self.gateway.read_text()) == self.before
+
+
+def last_line(ran: subprocess.CompletedProcess[str]) -> str:
+    assert ran.returncode == 1, ran.stderr
+    assert "Traceback" not in ran.stderr
+    return ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.ci
+def test_a_stage_that_fails_is_named_and_the_trial_made_before_it_is_not_made_again(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    # Whether the best trial's engine starts doesn't matter where the current profile's doesn't either.
+    assert last_line(place.run(TRIED["best"], TRIED["again"])) == (
+        f"tune: the current profile again failed: {BROKEN}{GOES_ON}"
+    )
+    assert place.untouched()
+
+    ran = place.run(GATEWAY__ADMISSION__MAX_WAIT_S="soon")
+    assert last_line(ran) == (
+        "tune: limits and soak failed: ended with code 1: gateway: admission.max_wait_s = 'soon': expected a number "
+        f"({place.out}/gateway.log){GOES_ON}"
+    )
+    assert " of an interrupted run count" in ran.stderr
+    assert place.untouched()
+
+    ran = place.run(TAKEN_OVER["best"])
+    assert ran.returncode == 0, ran.stderr
+    assert f"Kept as it was: the best trial failed when it was started again ({BROKEN})." in ran.stdout
+    assert " of an interrupted run count" in ran.stderr
+    report = json.loads((place.out / "report.json").read_text())
+    assert (report["replaced"], report["resumed_trials"]) == (False, 1)
+    assert report["unconfirmed"] == {"changes": report["trials"][0]["changes"], "failed": BROKEN}
+    assert place.untouched()
