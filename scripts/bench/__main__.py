@@ -50,7 +50,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--same-flags", action="store_true", help="--engine was started again since, with the same flags: go on"
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be measured")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be measured, and what is missing")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     arguments = parser.parse_args(argv)
     if arguments.engine and not arguments.tokenizer:
@@ -111,11 +111,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         run = make_run(arguments)
         todo = list(run.plan.measurements()) if arguments.fresh else run.folder.pending(retry=arguments.retry)
-        if missing := runner.missing(run, todo):
-            raise plan.PlanError(missing)
+        lacking = runner.missing(run, todo)
+        if lacking and not arguments.dry_run:
+            raise plan.PlanError(lacking)
         now = runner.conditions_of(run)
         if arguments.dry_run:
-            return dry_run(run, arguments, now, todo)
+            return dry_run(run, arguments, now, todo, lacking)
     except engine.StartError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -145,12 +146,16 @@ def dry_run(
     arguments: argparse.Namespace,
     now: Mapping[str, Any],
     todo: Sequence[tuple[plan.Boot, plan.Row, int]],
+    lacking: str | None,
 ) -> int:
-    """Says what would be measured. Raises PlanError where the folder holds other figures."""
-    if not arguments.fresh:
+    """Says what would be measured, and what is not here for it. Raises PlanError where the folder holds other figures,
+    which can only be told where all is here."""
+    if not arguments.fresh and not lacking:
         run.folder.check(now, same_flags=arguments.same_flags)
     for boot, row, repeat in todo:
         print(f"{boot.name}/{row.name} {repeat + 1}/{row.repeats}")
+    if lacking:
+        print(f"bench: not here yet, and needed to measure it: {lacking}", file=sys.stderr)
     return 0
 
 
