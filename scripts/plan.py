@@ -20,6 +20,7 @@ from scripts._command import Parser, web_address
 from scripts.planner import PlanError
 from scripts.planner.catalog import find_model
 from scripts.planner.gpus import Gpu, find_gpu, load_gpus
+from scripts.planner.instead import instead
 from scripts.planner.memory import Part, Plan, plan_cpu, plan_gpu
 from scripts.planner.model import Model
 from scripts.planner.numbers import GIB, positive_float, positive_int
@@ -181,6 +182,8 @@ def _print(
     if args.json:
         found = as_json(plan, contexts)
         found["suggested"] = profile_text(fix).splitlines() if fix else None
+        other = instead(plan, plan.gpu) if plan.gpu is not None and fix is None and plan.problems else None
+        found["instead"] = [*other.profiles, *filter(None, [other.shape])] if other else None
         if report is not None and error is not None:
             found["verify"] = {"tokens": report.tokens, "blocks": report.blocks, "error_percent": round(error * 100, 3)}
         print(json.dumps(found, indent=2))
@@ -194,7 +197,8 @@ def _print(
     elif fix is not None:
         print("\n  a profile that fits:\n" + "\n".join("    " + line for line in profile_text(fix).splitlines()))
     elif plan.gpu is not None:
-        print("\n  no setting makes it fit: take a smaller or a quantized model, or a larger card")
+        line = f"  no setting makes {plan.model.name} fit; {instead(plan, plan.gpu).line(plan.gpu)}"
+        print("\n" + "\n".join(fitted(line, width)))
 
 
 def _shipped(plan: Plan, gpu: Gpu) -> list[str]:

@@ -73,7 +73,8 @@ class Folder:
             if "failed" in figures:
                 (found.expected if row.expect == "failure" else found.failures)[name] = figures["failed"]
             elif row.expect == "failure":
-                found.failures[name] = f"meant to fail, and {several(figures['completed'], 'request')} got answers"
+                verb = "was" if figures["completed"] == 1 else "were"
+                found.failures[name] = f"meant to fail, and {several(figures['completed'], 'request')} {verb} answered"
         return found
 
     def days(self) -> list[str]:

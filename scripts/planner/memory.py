@@ -87,7 +87,7 @@ class Plan:
         if self.pool_low <= 0:
             found.append(
                 f"no room for a KV cache: {gib(max(self.requested, 0))} of the card is the engine's share and the "
-                f"rest of it takes up to {gib(self.requested - self.pool_low)}"
+                f"rest of it takes up to {gib(self.requested - self.pool_low)}, {gib(-self.pool_low)} too much"
             )
         elif fits_low < self.settings.max_model_len:
             found.append(

@@ -56,7 +56,8 @@ def fitted(line: str, width: int) -> list[str]:
 def text(plan: Plan, contexts: Sequence[int], width: int = ENDLESS) -> str:
     """width: columns that no line passes."""
     rows = [f"  {part.name:<18}{gib(part.size):>11}  {part.basis:<9} {part.note}" for part in plan.parts]
-    lines = [_title(plan), "", *rows, f"  {'KV cache':<18}{gib(plan.pool):>11}  {_pool_basis(plan)}"]
+    pool = gib(plan.pool) if plan.pool > 0 else "none"
+    lines = [_title(plan), "", *rows, f"  {'KV cache':<18}{pool:>11}  {_pool_basis(plan)}"]
     if plan.gpu is not None:
         lines.append(
             f"  {'outside':<18}{gib(plan.total - plan.requested):>11}  {'':<9} CUDA context {gib(CONTEXT_BYTES)}, "
@@ -84,10 +85,10 @@ def _title(plan: Plan) -> str:
 def _pool_basis(plan: Plan) -> str:
     if not plan.is_estimate:
         return "exact     the pool's size is given"
-    return (
-        f"{'estimate':<9} {plan.settings.utilization} of {gib(plan.total)} less the above; "
-        f"{plan.pool_low / GIB:.2f} to {gib(plan.pool_high)}"
-    )
+    said = f"{'estimate':<9} {plan.settings.utilization} of {gib(plan.total)} less the above"
+    if plan.pool <= 0:
+        return f"{said} lacks {gib(-plan.pool)}; {max(-plan.pool_high, 0) / GIB:.2f} to {gib(-plan.pool_low)}"
+    return f"{said}; {plan.pool_low / GIB:.2f} to {gib(plan.pool_high)}"
 
 
 def _capacity_lines(plan: Plan, contexts: Sequence[int]) -> list[str]:

@@ -150,7 +150,44 @@ def test_a_plan_that_does_not_fit_exits_1_and_offers_one_that_does(capsys: pytes
 
 def test_a_model_that_fits_no_setting_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "llama3-8b", "--gpu", "rtx4080"]) == 1
-    assert "no setting makes it fit" in capsys.readouterr().out
+    assert "no setting makes llama3-8b fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "card", "says"),
+    [
+        (
+            "llama3-8b",
+            "rtx4080",
+            "llama3-8b-awq.rtx4080, llama3-8b-awq.rtx4080.fp8kv (make plan PROFILE=llama3-8b-awq.rtx4080)",
+        ),
+        ("qwen3-8b", "rtx4080", "qwen3-8b-awq (make plan MODEL=qwen3-8b-awq GPU=rtx4080)"),
+        ("llama3.1-8b", "rtx3060", "llama3.1-8b-awq (make plan MODEL=llama3.1-8b-awq GPU=rtx3060)"),
+    ],
+)
+def test_a_model_too_large_for_its_card_says_by_how_much_and_what_fits(
+    model: str, card: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is named fits, as its own plan or, for a model, a profile out of its plan says."""
+    command = ["--model", model, "--gpu", card]
+    assert main(command) == 1
+    out = capsys.readouterr().out
+    (row,) = [line for line in out.splitlines() if line.startswith("  KV cache")]
+    assert re.match(r"  KV cache +none  estimate +0\.92 of .* less the above lacks \d\.\d\d GiB; ", row)
+    assert " GiB too much\n" in out and f"what fits this card: {says}\n" in out
+    assert main([*command, "--json"]) == 1
+    for named in json.loads(capsys.readouterr().out)["instead"]:
+        if "." + card in named:
+            assert main(["--profile", named]) == 0
+        else:
+            assert main(["--model", named, "--gpu", card]) == 0 or "a profile that fits" in capsys.readouterr().out
+
+
+def test_where_others_hold_the_card_nothing_is_named_that_would_not_fit_either(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--model", "llama3-8b", "--gpu", "rtx4080", "--used-gib", "13"]) == 1
+    assert "fit; take a smaller or a quantized model, or a larger card" in capsys.readouterr().out
 
 
 def test_json_carries_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
