@@ -251,5 +251,5 @@ test-conformance: model .venv-clients/.installed ## the official clients, a real
 
 ## ---- several engines ----------------------------------------------------------------------------------------------
 .PHONY: test-scale
-test-scale: model ## three real engines behind one gateway: joined by file, drained, killed; who keeps the prefix cache
+test-scale: model ## three real engines behind one gateway: joined by file, drained, killed; who keeps the prefix cache; what a stop does to streams
 	@scripts/stage.sh scale $(PY) -m pytest tests/engine_replicas $(ARGS)

@@ -12,18 +12,24 @@ import argparse
 import asyncio
 import gc
 import json
+import math
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import uvloop
 
+from gateway.admission import Admission
 from gateway.app import Gateway
+from gateway.keys import ANONYMOUS
+from gateway.metrics import Metrics
 from gateway.prefixes import Prefixes, outcomes
 from gateway.replicas import State
 from gateway.routing import affinity, choose
+from gateway.settings import Admission as AdmissionSettings
 from gateway.settings import Settings
+from gateway.sharing import parts_of
 from scripts._command import Parser
 
 MODEL = "m"
@@ -136,6 +142,29 @@ async def prefix_cost(chars: int, runs: int) -> float:
     return await best(work, 1, runs) / len(documents) * 1e6
 
 
+async def sharing_cost(chars: int, runs: int) -> float:
+    """Microseconds more for a lease that counts a prompt's beginning once; half of the prompt is held by another."""
+    rng = random.Random(1)  # noqa: S311 - text, no secret
+    memory, shared, tokens = Prefixes(), rng.randbytes(chars // 4).hex(), chars // 4
+    asked = [memory.prompts({"prompt": shared + rng.randbytes(chars // 4).hex()}, None) for _ in range(200)]
+    gate = Admission(AdmissionSettings(), Metrics(), time.monotonic)
+    gate.set_capacity(1_000_000)
+    gate.shares_beginnings = True
+    other = await gate.acquire(ANONYMOUS, tokens, math.inf, parts_of(asked[0], tokens))
+
+    async def counted() -> None:
+        for prompts in asked:
+            (await gate.acquire(ANONYMOUS, tokens, math.inf, parts_of(prompts, tokens))).close()
+
+    async def whole() -> None:
+        for _ in asked:
+            (await gate.acquire(ANONYMOUS, tokens, math.inf)).close()
+
+    more_s = await best(counted, 5, runs) - await best(whole, 5, runs)
+    other.close()
+    return more_s / 5 / len(asked) * 1e6
+
+
 async def routing_cost(replicas: int, runs: int) -> float:
     """Microseconds to choose one of so many ready replicas for a chat: its key, the open circuits, the loads."""
     engines = tuple(f"http://engine-{number}:8000" for number in range(replicas))
@@ -153,17 +182,20 @@ async def routing_cost(replicas: int, runs: int) -> float:
     return await best(work, 1, runs) / len(documents) * 1e6
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("bench-cpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         figures = runner.run(measure(arguments.runs))
         prompts = {chars: runner.run(prefix_cost(chars, arguments.runs)) for chars in PROMPT_CHARS}
+        beginnings = {chars: runner.run(sharing_cost(chars, arguments.runs)) for chars in PROMPT_CHARS}
         choices = {count: runner.run(routing_cost(count, arguments.runs)) for count in REPLICAS}
     print(f"one completion {figures['request_us']:.0f} µs, one event of a stream {figures['event_us']:.1f} µs")
     told = ", ".join(f"{chars:,} characters {us:.1f} µs" for chars, us in prompts.items())
     print(f"of a request, what remembering its prompt takes: {told}")
+    told = ", ".join(f"{chars:,} characters {us:.1f} µs" for chars, us in beginnings.items())
+    print(f"of a request, what counting its prompt's beginning once takes: {told}")
     told = ", ".join(f"{us:.1f} µs among {count}" for count, us in choices.items())
     print(f"of a request, what choosing its replica takes: {told}")
     return 0
