@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field, ValidationError
+
+from gateway.wording import expectation
 from scripts._command import Parser
 
 
@@ -24,18 +27,42 @@ class NoResultError(Exception):
 LATENCIES = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "e2e_ms_p50")
 
 
+class _Rates(BaseModel):
+    median: float = Field(gt=0)
+    least: float = Field(gt=0)
+    most: float = Field(gt=0)
+
+
+class _Measured(BaseModel):
+    requests_per_s: _Rates
+    asked: dict[str, Any] = {}
+
+
+class _Summary(BaseModel):
+    """What is read of a summary, so that a file that has something else is refused by what it lacks."""
+
+    rows: dict[str, _Measured]
+    boots: dict[str, dict[str, Any]]
+    hardware: dict[str, Any]
+
+
 def read(given: Path) -> dict[str, Any]:
     """A run's summary, from its folder or from the file. Raises NoResultError."""
     path = given / "summary.json" if given.is_dir() else given
     try:
         found = json.loads(path.read_text())
+        _Summary.model_validate(found)
     except OSError as error:
+        if given.is_dir() and any(given.glob("rows/*.json")):
+            raise NoResultError(f"{given} has no summary yet: its own make bench command writes one") from None
         raise NoResultError(f"{path}: {error.strerror}; A and B are folders of make bench") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise NoResultError(f"{path} is not the summary of a make bench run: {place}: {expectation(first)}") from None
     except ValueError:
         raise NoResultError(f"{path} is no JSON; A and B are folders of make bench") from None
-    if not isinstance(found, dict) or not {"rows", "boots", "hardware"} <= found.keys():
-        raise NoResultError(f"{path} is not the summary of a make bench run: it has no rows, boots and hardware")
-    return found
+    return dict(found)
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,14 +89,20 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         for name in old["hardware"]
         if old["hardware"][name] != new["hardware"].get(name)
     ]
-    for boot in old["boots"].keys() & new["boots"].keys():
-        before, after = old["boots"][boot], new["boots"][boot]
-        found += [
-            f"{boot} {name}: {before.get(name)} → {after.get(name)}"
-            for name in sorted({*before, *after})
-            if before.get(name) != after.get(name)
-        ]
+    for boot in sorted(old["boots"].keys() & new["boots"].keys()):
+        found += _changed(boot, old["boots"][boot], new["boots"][boot])
+    for key in [key for key in old["rows"] if key in new["rows"]]:
+        before, after = old["rows"][key].get("asked"), new["rows"][key].get("asked")
+        found += _changed(key, before, after) if before and after else []  # summaries of before it was told lack it
     return found
+
+
+def _changed(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{what} {name}: {before.get(name)} → {after.get(name)}"
+        for name in sorted({*before, *after})
+        if before.get(name) != after.get(name)
+    ]
 
 
 def render(result: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from scripts.bench.plan import Plan
 
+ASKED = ("workload", "requests", "in_flight", "rate", "through", "endpoint", "stream", "answer_tokens")
+
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, least, most, and how many there were."""
@@ -60,6 +62,7 @@ def _row(repeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ratios = [r["engine"]["prefix_hit_ratio"] for r in repeats if r["engine"].get("prefix_hit_ratio") is not None]
     peaks = [r["engine"]["kv_usage_peak"] for r in repeats if r["engine"].get("kv_usage_peak") is not None]
     return {
+        "asked": {name: repeats[0].get(name) for name in ASKED},
         "requests_per_s": spread([repeat["requests_per_s"] for repeat in repeats]),
         "generation_tokens_per_s": spread([repeat["generation_tokens_per_s"] for repeat in repeats]),
         "others": max(repeat.get("others", 0) for repeat in repeats),

@@ -275,6 +275,14 @@ def test_a_comparison_tells_change_from_spread_and_what_else_differs(chosen: pla
     assert found["differs"] == ["cores: 2 → 4", "a version: 0.32.0 → 0.33.0"]
 
 
+def test_a_comparison_tells_where_a_measurement_of_one_name_asked_for_something_else(chosen: plan.Plan) -> None:
+    old = summary_of(chosen, {"a/x": [result(10, workload="chat", in_flight=4)]})
+    new = summary_of(chosen, {"a/x": [result(10, workload="long", in_flight=4)]})
+    assert compare.compare(old, new)["differs"] == ["a/x workload: chat → long"]
+    del old["rows"]["a/x"]["asked"]  # a summary of before it was told
+    assert compare.compare(old, new)["differs"] == []
+
+
 def test_runs_without_a_common_measurement_are_not_compared(
     chosen: plan.Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,14 +300,28 @@ def test_runs_without_a_common_measurement_are_not_compared(
         ("none", "none: No such file or directory; A and B are folders of make bench"),
         ("empty", "empty/summary.json: No such file or directory; "),
         ("text", "text is no JSON; "),
-        ("other.json", "other.json is not the summary of a make bench run: it has no rows, boots and hardware"),
+        ("other.json", "other.json is not the summary of a make bench run: rows: is missing"),
+        ("list.json", "list.json is not the summary of a make bench run: the file: expected keys and values"),
+        ("half.json", "half.json is not the summary of a make bench run: rows.a/x.requests_per_s: is missing"),
+        (
+            "zero.json",
+            "zero.json is not the summary of a make bench run: rows.a/x.requests_per_s.median: expected more",
+        ),
+        ("killed", "killed has no summary yet: its own make bench command writes one"),
     ],
 )
 def test_what_is_no_run_is_not_compared_in_one_line(
     chosen: plan.Plan, tmp_path: Path, given: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "summary.json").write_text(json.dumps(summary_of(chosen, {"a/x": [result(1)]})))
+    whole = summary_of(chosen, {"a/x": [result(1)]})
+    (tmp_path / "summary.json").write_text(json.dumps(whole))
     (tmp_path / "empty").mkdir()
+    (tmp_path / "killed" / "rows").mkdir(parents=True)
+    (tmp_path / "killed" / "rows" / "a.x.0.json").write_text("{}")
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "half.json").write_text(json.dumps({**whole, "rows": {"a/x": {}}}))
+    none = {"a/x": {"requests_per_s": {"median": 0, "least": 0, "most": 0}}}
+    (tmp_path / "zero.json").write_text(json.dumps({**whole, "rows": none}))
     (tmp_path / "text").write_text("# a report")
     (tmp_path / "other.json").write_text('{"ok": true}')
     assert compare.main([str(tmp_path), str(tmp_path / given) if given else ""]) == 2
