@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from scripts.quantization import QuantizeError
+from scripts.quantization.mistakes import first_mistake
 
 # What vLLM's AWQ kernels take. 16 would be smaller than a kernel's own step; -1 (one group a row) has no AWQ kernel.
 GROUPS = (128, 64, 32)
@@ -108,10 +109,4 @@ def parse(found: dict[str, Any], where: str) -> Config:
     try:
         return Config.model_validate(found)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        value = first.get("input")
-        shown = "" if isinstance(value, dict) or first["type"] == "missing" else f", found {value!r}"
-        message = first["msg"].removeprefix("Value error, ")
-        raise QuantizeError(f"{where}: {key}: {message}{shown}{more}") from None
+        raise QuantizeError(f"{where}: {first_mistake(error)}") from None

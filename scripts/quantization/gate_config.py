@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from scripts.quantization import QuantizeError
 from scripts.quantization.language import LANGUAGES
+from scripts.quantization.mistakes import first_mistake
 
 PATH = Path("configs/quantize/gate.yaml")
 
@@ -120,10 +121,4 @@ def load(path: Path = PATH) -> GateConfig:
     try:
         return GateConfig.model_validate(found)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        value = first.get("input")
-        shown = "" if isinstance(value, dict) or first["type"] == "missing" else f", found {value!r}"
-        message = first["msg"].removeprefix("Value error, ")
-        raise QuantizeError(f"{path}: {key + ': ' if key else ''}{message}{shown}{more}") from None
+        raise QuantizeError(f"{path}: {first_mistake(error)}") from None

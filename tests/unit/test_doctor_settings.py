@@ -56,18 +56,6 @@ def test_the_example_knows_the_names_behind_its_hashes() -> None:
         ("ENGINE_PROFILE=again", "sets ENGINE_PROFILE a second time, after line"),
         ("MODELS_DIR=/my models", 'has a space in a value without quotes: MODELS_DIR="/my models"'),
         ("just words", "is not NAME=value"),
-    ],
-)
-def test_a_mistake_in_env_is_named(line: str, said: str, project: Path) -> None:
-    with (project / ".env").open("a") as file:
-        file.write(f"{line}\n")
-    check = env_file(project)
-    assert (check.status, said in check.found) == ("fail", True), check.found
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
         ("GRAFANA_PORT=abc", "a port, 1 to 65535"),
         ("GATEWAY_PORT=99999", "a port, 1 to 65535"),
         ("GATEWAY_PORT=0", "a port, 1 to 65535"),
@@ -84,14 +72,14 @@ def test_a_mistake_in_env_is_named(line: str, said: str, project: Path) -> None:
         ("QUANTIZE=nope", "expected one of"),
     ],
 )
-def test_a_value_that_can_not_be_is_named_with_its_line(line: str, expected: str, project: Path) -> None:
+def test_a_mistake_in_env_is_named_with_its_line(line: str, said: str, project: Path) -> None:
     with (project / ".env").open("a") as file:
         file.write(f"{line}\n")
     check = env_file(project)
     number = len((project / ".env").read_text().splitlines())
     assert check.status == "fail"
     assert check.found.startswith(f".env:{number}: ")
-    assert expected in check.found
+    assert said in check.found
 
 
 @pytest.mark.parametrize("value", ["gpus", "gpu,cpu", "tls", "gpu,grafana"])

@@ -12,6 +12,7 @@ from gateway import errors, openapi
 from gateway.fields import REFUSED_FIELDS, Media
 from gateway.protocol import HOT_ROUTES, INTEGERS, Kind, parse
 from gateway.settings import Limits, Policy, Settings
+from tests.unit.least_requests import LEAST
 
 
 def settings(**sections: Any) -> Settings:
@@ -61,13 +62,6 @@ def test_what_the_document_requires_the_gateway_requires(kind: Kind) -> None:
 LIMITS = {"max_n": 3, "max_logprobs": 4, "max_prompts": 2, "max_answer_tokens": 50}
 OPEN = {"allow_truncation": True, "allow_chat_template": True, "allow_media_urls": True}
 POLICIES = {"as shipped": Policy(), "open": Policy(**OPEN)}
-REQUESTS: dict[Kind, dict[str, Any]] = {
-    Kind.CHAT: {"model": "m", "messages": [{"role": "user", "content": "hello"}]},
-    Kind.COMPLETIONS: {"model": "m", "prompt": "hello"},
-    Kind.EMBEDDINGS: {"model": "m", "input": "hello"},
-    Kind.RESPONSES: {"model": "m", "input": "hello"},
-    Kind.MESSAGES: {"model": "m", "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]},
-}
 PROMPTS = ("messages", "prompt", "input", "system")
 READ = {
     *("model", "stream", "stream_options", "truncate_prompt_tokens", "chat_template", "chat_template_kwargs", "tools"),
@@ -136,7 +130,7 @@ def differs(kind: Kind, policy: str, request: dict[str, Any]) -> str | None:
 def test_the_document_allows_what_the_gateway_takes_and_nothing_else(
     kind: Kind, policy: str, changes: dict[str, Any], missing: set[str]
 ) -> None:
-    changed = {**REQUESTS[kind], **changes}
+    changed = {**LEAST[kind], **changes}
     request = {name: value for name, value in changed.items() if name not in missing}
     try:
         orjson.dumps(request)
@@ -149,7 +143,7 @@ def test_the_document_allows_what_the_gateway_takes_and_nothing_else(
 def test_every_number_is_bounded_alike_at_both_ends(kind: Kind) -> None:
     for name in INTEGERS[kind]:
         for value in (*range(-3, 6), 49, 50, 51, 2**31 - 1, 2**31, 1.0, 1.5, True, None, "1", [1]):
-            assert differs(kind, "as shipped", {**REQUESTS[kind], name: value}) is None
+            assert differs(kind, "as shipped", {**LEAST[kind], name: value}) is None
 
 
 @pytest.mark.parametrize("key", sorted(Media.KEYS))

@@ -11,20 +11,14 @@ from hypothesis import strategies as st
 from gateway.errors import BadRequestError
 from gateway.protocol import Envelope, Kind, PromptSize, parse, route, with_fields
 from gateway.settings import Limits, Policy
+from tests.unit.least_requests import LEAST
 
 LIMITS, POLICY = Limits(), Policy()
-BASE: dict[Kind, dict[str, Any]] = {
-    Kind.CHAT: {"model": "m", "messages": [{"role": "user", "content": "hello"}]},
-    Kind.COMPLETIONS: {"model": "m", "prompt": "hello"},
-    Kind.EMBEDDINGS: {"model": "m", "input": "hello"},
-    Kind.RESPONSES: {"model": "m", "input": "hello"},
-    Kind.MESSAGES: {"model": "m", "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]},
-}
 EVERY_KIND = pytest.mark.parametrize("kind", list(Kind))
 
 
 def read(kind: Kind = Kind.COMPLETIONS, *, limits: Limits = LIMITS, policy: Policy = POLICY, **fields: Any) -> Envelope:
-    return parse(kind, json.dumps({**BASE[kind], **fields}).encode(), limits, policy)
+    return parse(kind, json.dumps({**LEAST[kind], **fields}).encode(), limits, policy)
 
 
 def refused(kind: Kind = Kind.COMPLETIONS, **fields: Any) -> BadRequestError:
@@ -49,7 +43,7 @@ _JSON = st.recursive(
 @EVERY_KIND
 @given(unknown=st.dictionaries(st.text("qwxyz_", min_size=4), _JSON, max_size=4), spaces=st.booleans())
 def test_unknown_fields_of_any_shape_keep_their_bytes(kind: Kind, unknown: dict[str, Any], spaces: bool) -> None:
-    body = json.dumps({**unknown, **BASE[kind]}, indent=1 if spaces else None, ensure_ascii=spaces).encode()
+    body = json.dumps({**unknown, **LEAST[kind]}, indent=1 if spaces else None, ensure_ascii=spaces).encode()
     try:
         orjson.loads(body)
     except orjson.JSONDecodeError:  # a lone surrogate
@@ -94,7 +88,7 @@ def test_spellings_survive_also_where_the_gateway_sets_a_field(field: str) -> No
     ],
 )
 def test_fields_of_vllm_pass(fields: dict[str, Any]) -> None:
-    assert read(Kind.CHAT, **fields).document == {**BASE[Kind.CHAT], **fields}
+    assert read(Kind.CHAT, **fields).document == {**LEAST[Kind.CHAT], **fields}
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ SMALL: dict[str, Any] = {"name": "a", "source": {"model": "m"}, "calibration": {
     ("change", "says"),
     [
         ({"name": "../etc"}, "name: a directory's name"),
-        ({"calibraton": {}}, "calibraton: Extra inputs are not permitted"),
+        ({"calibraton": {}}, "calibraton: is no setting"),
         ({"producer": "gptq"}, "producer: Input should be 'autoawq' or 'llmcompressor', found 'gptq'"),
         (
             {"calibration": {"source": "x", "blocks": 0}},
