@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-
 _NAMES = {"missing": "is missing", "extra_forbidden": "is no setting"}  # about the key, whatever its value
 
 
