@@ -37,7 +37,7 @@ def web_address(text: str) -> str:
 class Parser(argparse.ArgumentParser):
     """`word`: the make target. `bare`: what is missing where nothing is named. `example`: a line that works.
 
-    --help is the long answer, and where to look without an example; a mistake ends with exit code 2.
+    --help is the long answer, and named where there is no example; a mistake ends with exit code 2.
     """
 
     def __init__(self, word: str, bare: str = "", example: str = "", **options: Any) -> None:
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
             message = self._bare or f"missing: {message.removeprefix(_MISSING)}"
         elif message.startswith(_STRANGE):
             message = self._strange(message.removeprefix(_STRANGE))
-        end = f": {self._example}" if self._example else " (--help lists what there is)"
+        end = f": {self._example}" if self._example else f" (make {self._word} ARGS=--help tells more)"
         self.exit(2, f"{self._word}: {message}{end}\n")
 
     def _strange(self, words: str) -> str:

@@ -67,7 +67,7 @@ class _Parser(Parser):
     """Of the whole command line, and of each command's own part of it."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__("engine-args", **options)
+        super().__init__("engine-args", "say what to capture", "make engine-args VERSION=0.26.0", **options)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -47,11 +47,11 @@ Main = Callable[[Sequence[str]], int]
         ),
         (verify.main, ["here:8000"], "verify: argument engine: 'here:8000': expected an address such as http://127"),
         (advise.main, ["--prometheus", "http://"], "advise: argument --prometheus: 'http://': expected an address"),
-        (advise.main, ["--window", "ten"], "advise: argument --window: 'ten': expected a number (--help lists"),
-        (demo.main, ["--prot", "1"], "demo: unrecognized arguments: --prot 1: did you mean --port? (--help lists"),
-        (demo.main, ["now"], "demo: unrecognized arguments: now (--help lists what there is)"),
+        (advise.main, ["--window", "ten"], "advise: argument --window: 'ten': expected a number (make advise"),
+        (demo.main, ["--prot", "1"], "demo: unrecognized arguments: --prot 1: did you mean --port? (make demo"),
+        (demo.main, ["now"], "demo: unrecognized arguments: now (make demo ARGS=--help tells more)"),
         (compare.main, [], "bench-compare: name two runs, A and B: make bench-compare A="),
-        (engine_args.main, ["add"], "engine-args: missing: VERSION (--help lists"),
+        (engine_args.main, ["add"], "engine-args: say what to capture: make engine-args VERSION="),
     ],
 )
 def test_too_little_or_nonsense_is_one_line_with_one_that_works(
