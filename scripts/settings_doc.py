@@ -32,7 +32,7 @@ counts as not set. They are read once: a change needs a restart. Only the keys f
 engines (docs/replicas.md) are followed while the gateway runs.
 
 A wrong value, an unknown name or a file that can't be used stops the start with one line a mistake: key, value,
-expectation; exit code 1.
+expectation, and for an unknown name the nearest one; exit code 1.
 """
 
 
