@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gateway.wording import expectation
+from gateway.wording import expectation, meant
 
 Workload = Literal["chat", "prefix", "short", "long", "mixed"]
 Outcome = Literal["success", "failure"]
@@ -132,6 +132,8 @@ def load(path: Path) -> Plan:
     """Raises PlanError with one line."""
     try:
         return Plan.model_validate(yaml.safe_load(path.read_text()))
+    except IsADirectoryError as error:
+        raise PlanError(f"{path} is a directory; a plan is a file of configs/bench") from error
     except OSError as error:
         near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.yaml")], n=1, cutoff=0.7)
         hint = f"; did you mean {' or '.join(str(path.with_name(name)) for name in near)}?" if near else ""
@@ -141,4 +143,16 @@ def load(path: Path) -> Plan:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the plan"
-        raise PlanError(f"{path}: {place}: {expectation(first)}") from error
+        raise PlanError(f"{path}: {place}: {_expected(first)}") from error
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path} is no text") from error
+
+
+def _expected(error: Any) -> str:
+    if error["type"] == "string_pattern_mismatch":
+        return f"{error['input']!r}: expected small letters, digits, and . _ - between them"
+    if error["type"] != "extra_forbidden":
+        return expectation(error)
+    depth = sum(isinstance(step, int) for step in error["loc"])
+    known = ((Plan, Ratio) if error["loc"][0] == "ratios" else (Plan, Boot, Row))[depth].model_fields
+    return f"{expectation(error)}{meant(str(error['loc'][-1]), known)}"

@@ -108,6 +108,26 @@ def test_a_running_engine_is_asked_nothing_that_wants_flags(tmp_path: Path) -> N
         plan.load(write(tmp_path, flagged[: flagged.index("  - name: a")])).attached()
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        ("in_flight: 2", "inflight: 2", "boots.0.rows.0.inflight: is unknown: did you mean in_flight?"),
+        ("    rows:", "    argument: []\n    rows:", "boots.0.argument: is unknown: did you mean arguments?"),
+        ("title: two", "title: two\nladders: []", "ladders: is unknown: did you mean ladder?"),
+        ("name: a", "name: A a", "boots.0.name: 'A a': expected small letters, digits, and . _ - between them"),
+        ("title: two", "title: \\ud800\xff", " is no text"),
+    ],
+)
+def test_a_typo_in_a_plan_is_one_line_with_what_was_meant(right: str, wrong: str, says: str, tmp_path: Path) -> None:
+    assert right in TWO
+    path = tmp_path / "p.yaml"
+    path.write_bytes(TWO.replace(right, wrong, 1).encode("latin-1"))
+    with pytest.raises(plan.PlanError) as refused:
+        plan.load(path)
+    assert str(refused.value).endswith(says)
+    assert "\n" not in str(refused.value)
+
+
 def test_the_same_seed_gives_the_same_requests_and_another_none_of_them() -> None:
     first = workloads.requests("mixed", 50, seed="1", max_model_len=4096)
     assert first == workloads.requests("mixed", 50, seed="1", max_model_len=4096)
