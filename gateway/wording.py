@@ -49,11 +49,15 @@ def several(number: float, noun: str, shown: str = "") -> str:
 
 def expectation(item: Mapping[str, Any]) -> str:
     """What one of ValidationError.errors() says; our own validators' words are kept as they are."""
-    context = item.get("ctx", {})
+    context = {key: _round(value) for key, value in item.get("ctx", {}).items()}
     if item["type"] in ("too_short", "string_too_short"):
         return f"expected at least {several(context['min_length'], _UNIT[item['type']])}"
     words = _WORDS.get(item["type"])
     return words.format(**context) if words else str(item["msg"]).removeprefix("Value error, ")
+
+
+def _round(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def meant(name: str, known: Iterable[str], between: str = ".") -> str:
