@@ -6,6 +6,7 @@ is checked to the word, and the source's count against the load's, or the figure
 
     make bench-gateway ARGS='--peers --json docs/benchmarks'
     python -m scripts.bench_gateway [--rounds 3] [--seconds 2] [--json FILE_OR_FOLDER]
+    python -m scripts.bench_gateway --no-peers --beside DIR     # what did a change bring? DIR: the version before it
     python -m scripts.bench_gateway --docs [--check]     # docs/benchmarks.md from the reports, nothing measured
 
 The peers live in .venv-peers (`make .venv-peers/.installed`); another interpreter that has them: --peer-python, or
@@ -54,6 +55,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peer-python", default=os.environ.get("BENCH_PEER_PYTHON", PEER_PYTHON))
     parser.add_argument("--peers", action="store_true", help="fail where a peer is missing")
     parser.add_argument("--no-peers", action="store_true", help="leave them out")
+    parser.add_argument("--beside", type=Path, metavar="DIR", help="also measure the gateway of this checkout")
     parser.add_argument("--json", type=Path, help="write the whole result here")
     parser.add_argument("--docs", action="store_true", help="only write the page from the reports")
     parser.add_argument("--check", action="store_true", help="with --docs: write nothing, say whether it is up to date")
@@ -63,6 +65,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("every number must be above 0")
     if options.json is not None and not options.json.is_dir() and not options.json.parent.is_dir():
         parser.error(f"--json {options.json}: its folder does not exist")
+    if options.beside is not None and not (options.beside / "gateway/__main__.py").is_file():
+        parser.error(f"--beside {options.beside}: no checkout with a gateway in it")
     return options
 
 
@@ -81,6 +85,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         python=options.python,
         peer_python=options.peer_python,
         peers=peers,
+        beside=str(options.beside.resolve()) if options.beside else None,
     )
 
 

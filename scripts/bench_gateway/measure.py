@@ -173,23 +173,27 @@ async def measure(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
         psutil.Process().cpu_affinity([plan.cores()["load"]])
         await asyncio.sleep(1.0)
         result = await Bench(plan, source, runners).run(say)
+    beside = {parties.BESIDE: _commit(Path(plan.beside))} if plan.beside else {}
     return {
         "machine": told,
         "cores": plan.cores(),
-        "versions": {"gateway": _commit(), **plan.peers},
-        "plan": {key: value for key, value in vars(plan).items() if key not in ("python", "peer_python", "peers")},
+        "versions": {"gateway": _commit(Path()), **beside, **plan.peers},
+        "plan": {key: value for key, value in vars(plan).items() if key not in _UNTOLD},
         **result,
         "took_s": time.monotonic() - begin,
     }
 
 
-def _commit() -> str:
+_UNTOLD = ("python", "peer_python", "peers", "beside")
+
+
+def _commit(tree: Path) -> str:
     """The gateway's commit, or what stands in the file COMMIT beside it where the tree came without its history."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        return told.stdout.strip()
     with contextlib.suppress(OSError):
-        return Path("COMMIT").read_text().strip()
+        return (tree / "COMMIT").read_text().strip()
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
     return "unknown"
 
 

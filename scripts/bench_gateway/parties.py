@@ -4,6 +4,7 @@
   once more with window 0
 - vllm-router, the Rust one of PyPI: its defaults, one worker
 - LiteLLM's proxy: one worker, a master key, no database
+- the gateway of another checkout, where one is named: what did a change bring?
 - nobody: the load asks the source itself
 """
 
@@ -20,6 +21,7 @@ from scripts.bench_gateway.load import Address
 
 DIRECT, GATEWAY, NO_WINDOW, ROUTER, LITELLM = "direct", "gateway", "gateway, window 0", "vllm-router", "LiteLLM"
 OURS = (GATEWAY, NO_WINDOW)
+BESIDE = "the other gateway"
 PEERS = (ROUTER, LITELLM)
 MASTER_KEY = "sk-bench"
 _PACKAGES = {ROUTER: "vllm-router", LITELLM: "litellm"}
@@ -40,11 +42,18 @@ class Party:
 
 
 def gateway(
-    name: str, python: str, ports: tuple[int, int], engine: str, folder: Path, key: tuple[str, str], window_ms: float
+    name: str,
+    python: str,
+    ports: tuple[int, int],
+    engine: str,
+    folder: Path,
+    key: tuple[str, str],
+    window_ms: float,
+    tree: str | None = None,
 ) -> Party:
-    """`key`: the secret and its digest."""
+    """`key`: the secret and its digest. `tree`: the checkout whose gateway it is, if not this one's."""
     secret, digest = key
-    stem = "gateway" if name == GATEWAY else "gateway0"
+    stem = {GATEWAY: "gateway", NO_WINDOW: "gateway0"}.get(name, "beside")
     environment = {
         "GATEWAY_CONFIG": "configs/gateway.yaml",
         "GATEWAY__LISTEN": f"127.0.0.1:{ports[0]}",
@@ -56,7 +65,8 @@ def gateway(
     }
     keys = json.dumps({"keys": [{"name": "bench", "sha256": digest}]})
     address = Address(ports[0], {"Authorization": f"Bearer {secret}"})
-    return Party(name, (python, "-m", "gateway"), address, "/readyz", environment, files={f"{stem}.keys.json": keys})
+    command = (*(("env", "-C", tree) if tree else ()), python, "-m", "gateway")
+    return Party(name, command, address, "/readyz", environment, files={f"{stem}.keys.json": keys})
 
 
 def router(python: str, ports: tuple[int, int], engine: str) -> Party:

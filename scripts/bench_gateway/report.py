@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.bench_gateway.parties import DIRECT, GATEWAY, LITELLM, NO_WINDOW, ROUTER
+from scripts.bench_gateway.parties import BESIDE, DIRECT, GATEWAY, LITELLM, NO_WINDOW, ROUTER
 
 BUSY = 0.95  # a core this full is the bottleneck
 BEGIN, END = "<!-- the gateway beside its peers: begin -->", "<!-- the gateway beside its peers: end -->"
@@ -98,7 +98,7 @@ def aims(result: Mapping[str, Any]) -> list[Aim]:
 
 def parties_of(result: Mapping[str, Any]) -> list[str]:
     measured = result["rounds"][0]
-    return [name for name in (GATEWAY, NO_WINDOW, ROUTER, LITELLM) if name in measured]
+    return [name for name in (GATEWAY, NO_WINDOW, BESIDE, ROUTER, LITELLM) if name in measured]
 
 
 def latency_table(result: Mapping[str, Any]) -> list[str]:
@@ -163,6 +163,18 @@ def aims_table(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def beside_table(result: Mapping[str, Any]) -> list[str]:
+    """The gateway's work per CPU-second divided by the other checkout's, round by round; nothing without one."""
+    rounds, plan = result["rounds"], result["plan"]
+    if BESIDE not in rounds[0]:
+        return []
+    lines = ["| per CPU-second, the gateway ÷ the other gateway | |", "|---|---|"]
+    kinds = {f"in_flight_{count}": f"requests, {count} in flight" for count in plan["in_flight"]}
+    kinds |= {f"events_{each}": f"events, {each} a write" for each in plan["per_write"]}
+    kinds["flood"] = f"events, {plan['flood'][1]} a write, unpaced"
+    return [*lines, *(f"| {what} | {_told(ratio(rounds, GATEWAY, BESIDE, kind), 2)} |" for kind, what in kinds.items())]
+
+
 def _told(figure: Figure | None, digits: int) -> str:
     return "–" if figure is None else figure.told(digits)
 
@@ -201,8 +213,9 @@ def section(result: Mapping[str, Any], link: str) -> str:
         f"{told['busy_before']:.0%} of the machine was busy with other work before. Each party on one core, load and "
         f"source on {apart}. Medians, least – most over the rounds."
     )
-    parts = [[head], latency_table(result), work_table(result), aims_table(result), [*failures(result), shares(result)]]
-    return "\n\n".join("\n".join(part) for part in parts)
+    tables = [latency_table(result), work_table(result), beside_table(result), aims_table(result)]
+    parts = [[head], *tables, [*failures(result), shares(result)]]
+    return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 def page(text: str, sections: Sequence[str]) -> str:

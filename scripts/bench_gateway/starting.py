@@ -35,6 +35,7 @@ class Plan:
     python: str
     peer_python: str
     peers: dict[str, str]  # their versions
+    beside: str | None = None  # another checkout
 
     def cores(self) -> dict[str, int]:
         """Nothing on the party's core, and nothing of ours on one core where there are three."""
@@ -42,7 +43,7 @@ class Plan:
         return {"party": own[0], "source": own[1 % len(own)], "load": own[min(2, len(own) - 1)]}
 
     def names(self) -> list[str]:
-        return [parties.DIRECT, *parties.OURS, *self.peers]
+        return [parties.DIRECT, *parties.OURS, *([parties.BESIDE] if self.beside else []), *self.peers]
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,9 @@ def _parties(plan: Plan, engine: str, folder: Path) -> list[parties.Party]:
         parties.gateway(name, plan.python, (free_port(), free_port()), engine, folder, key, window_ms)
         for name, window_ms in ((parties.GATEWAY, 15), (parties.NO_WINDOW, 0))
     ]
+    if plan.beside:
+        ports = (free_port(), free_port())
+        found.append(parties.gateway(parties.BESIDE, plan.python, ports, engine, folder, key, 15, plan.beside))
     if parties.ROUTER in plan.peers:
         found.append(parties.router(plan.peer_python, (free_port(), free_port()), engine))
     if parties.LITELLM in plan.peers:

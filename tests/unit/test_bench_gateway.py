@@ -1,6 +1,7 @@
 """The gateway's benchmark: its checks of answers, its arithmetic, its page."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -118,6 +119,28 @@ def test_a_peer_that_failed_has_no_figure_and_is_told_of() -> None:
     assert "No figure for LiteLLM, in flight 64: it answered 503." in report.section(found, "x.json")
 
 
+def test_another_checkouts_gateway_is_started_there_and_compared_round_by_round() -> None:
+    key = ("secret", "digest")
+    here = parties.gateway(parties.GATEWAY, "py", (1, 2), "http://e", Path("/run"), key, 15)
+    other = parties.gateway(parties.BESIDE, "py", (3, 4), "http://e", Path("/run"), key, 15, "/before")
+    assert other.command == ("env", "-C", "/before", "py", "-m", "gateway")
+    assert here.command == ("py", "-m", "gateway")
+    assert not here.files.keys() & other.files.keys()
+    assert here.environment["GATEWAY__LEDGER__PATH"] != other.environment["GATEWAY__LEDGER__PATH"]
+    rounds = [
+        {**round_of(ours), parties.BESIDE: round_of(theirs)["gateway"]} for ours, theirs in ((4, 2), (9, 3), (5, 5))
+    ]
+    text = report.section({**result(*rounds), "idle_mb": {**RESULT["idle_mb"], parties.BESIDE: 60.0}}, "x.json")  # type: ignore[dict-item]
+    assert "| requests, 64 in flight | 2.00 (1.00 – 3.00) |" in text
+    assert "the other gateway" not in report.section(result(round_of(5000)), "x.json")
+
+
+def test_what_is_no_checkout_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.parsed(["--beside", str(tmp_path)])
+    assert f"--beside {tmp_path}: no checkout with a gateway in it" in capsys.readouterr().err
+
+
 def test_the_page_keeps_what_stands_around_its_marks() -> None:
     page = report.page(f"before\n\n{report.BEGIN}\nold\n{report.END}\nafter\n", ["one", "two"])
     assert page.startswith(f"before\n\n{report.BEGIN}\n<!-- Written by")
@@ -153,8 +176,6 @@ def test_a_stream_written_anew_passes_and_one_that_lost_anything_does_not() -> N
 
 
 def test_the_peers_are_started_as_the_plan_says() -> None:
-    from pathlib import Path
-
     router = parties.router("py", (1, 2), "http://127.0.0.1:9")
     assert router.command[:3] == ("py", "-m", "vllm_router.launch_router")
     assert "http://127.0.0.1:9" in router.command
