@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -71,7 +73,7 @@ def starting(
     start_s: float,
 ) -> Iterator[Callable[[], str]]:
     """`vllm serve` under the guard that leaves nothing behind. Yields a function that waits until it answers and
-    returns its URL, or raises StartError.
+    returns its URL, or raises StartError, or OSError where its log takes no more.
     """
     port = _ports.free_port()
     name = f"vllm-stack-bench-{port}"
@@ -150,14 +152,22 @@ def _until(url: str, process: subprocess.Popen[bytes], log: Path, start_s: float
     until = time.monotonic() + start_s
     while time.monotonic() < until:
         if process.poll() is not None:
-            said = log.read_text(errors="replace")
-            last = next((f"{line} " for line in reversed(said.splitlines()) if line.strip()), "")[:300]
-            raise StartError(reason(said) or f"ended with code {process.returncode}: {last}({log})")
+            raise _ended(process.returncode, log)
         with contextlib.suppress(httpx.HTTPError):
             if httpx.get(url, timeout=5).status_code == 200:
                 return
         time.sleep(0.25)
     raise StartError(f"not up after {start_s:.0f} s: {log}")
+
+
+def _ended(code: int, log: Path) -> Exception:
+    """Why a process ended at its start; what ends because its log takes no more is the disk's failure, not its own."""
+    said = log.read_text(errors="replace")
+    why = reason(said)
+    if not why and not shutil.disk_usage(log.parent).free:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(log))
+    last = next((line for line in reversed(said.splitlines()) if line.strip()), "without a word")
+    return StartError(why or f"ended with code {code}: {last[:300]} ({log})")
 
 
 def reason(log: str) -> str:

@@ -89,8 +89,9 @@ class Folder:
         self.check(now, same_flags=same_flags)
         for part in PARTS:
             (self.path / part).mkdir(parents=True, exist_ok=True)
-        write(self.path / "plan.json", self.plan.model_dump_json(indent=2))
+        # Conditions first: a plan alone is what runs left that did not keep them, whose figures can't be gone on with.
         write(self.path / "conditions.json", json.dumps(now, indent=2))
+        write(self.path / "plan.json", self.plan.model_dump_json(indent=2))
         if retry:
             self._forget_failures()
         return self._said(moved)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -259,6 +260,22 @@ def test_a_folder_that_takes_no_more_is_one_line_and_the_run_goes_on_elsewhere(t
     again = bench.run()
     assert again.returncode == 0
     assert "0 of 2 measurements to make; 2 are kept" in again.stderr
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_a_folder_that_the_same_command_goes_on_with(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.run()
+    parts = [(bench.out / name).stat().st_size for name in ("plan.json", "conditions.json")]
+    shutil.rmtree(bench.out)
+    for limit in (min(parts) - 1, max(parts) - 1):  # none of the two fits, one does
+
+        def small(limit: int = limit) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+        run = started(bench.command(), preexec_fn=small)
+        said = run.communicate(timeout=60)[1]
+        assert (run.returncode, said) == (1, f"bench: {bench.out}: File too large; the same command goes on\n")
+    assert bench.run().returncode == 0
 
 
 @pytest.fixture
