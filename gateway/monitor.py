@@ -103,8 +103,7 @@ class Monitor:
                 self._set(State.DOWN, "it does not answer its health check")
             return
         except httpx.HTTPError as error:
-            # Which exception it was matters more than its text: timeouts have none.
-            self._set(State.DOWN, f"{type(error).__name__} at its health check")
+            self._set(State.DOWN, f"{_trouble(error)} at its health check")
             return
         replica.missed_looks = 0
         if health.status != 200:
@@ -168,7 +167,7 @@ class Monitor:
         except AnswerTooLargeError:
             return f"its /v1/models has more than {MOST_BYTES} bytes"
         except httpx.HTTPError as error:
-            return f"{type(error).__name__} at its /v1/models"
+            return f"{_trouble(error)} at its /v1/models"
         if answer.status in (401, 403):
             return "it refuses the gateway's key (engine.api_key_file)"
         models = served_models(answer.body) if answer.status == 200 else None
@@ -193,7 +192,7 @@ class Monitor:
         try:
             answer = await self._one_token()
         except httpx.HTTPError as error:
-            return f"{type(error).__name__} at its first request"
+            return f"{_trouble(error)} at its first request"
         if answer.status >= 500 or answer.status in (401, 403, 429):
             return f"its first request was answered {answer.status}"
         self._replica.progress.probe_answered(self._clock())
@@ -261,3 +260,12 @@ class Monitor:
 
     def _set(self, state: State, reason: str) -> None:
         self._board.set_state(self._replica, state, reason)
+
+
+def _trouble(error: httpx.HTTPError) -> str:
+    """What it comes to for somebody who waits; the class is told where it is none of the usual: texts may be empty."""
+    if isinstance(error, httpx.ConnectError):  # a resolver's own errors have negative numbers
+        return "unknown host name" if "[Errno -" in str(error) else "no connection"
+    if isinstance(error, httpx.TimeoutException):
+        return "no answer in time"
+    return f"a broken answer ({type(error).__name__})"

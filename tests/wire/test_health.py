@@ -30,7 +30,12 @@ async def test_healthz_is_the_gateways_own_and_readyz_needs_an_engine() -> None:
         answer = await up.client.get("/readyz")
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "5"
-        assert "ConnectError" in answer.json()["reason"]
+        assert answer.json()["reason"].endswith("is down (no connection at its health check)")
+
+
+async def test_an_engine_whose_name_nobody_knows_is_told_from_one_that_is_not_up() -> None:
+    async with serve(["http://no-such-host.invalid:8000"], wait=False) as up:
+        await until(lambda: up.gateway.replicas.all[0].reason == "unknown host name at its health check")
 
 
 async def test_head_requests_are_answered_for_monitors_that_send_them(up: Running) -> None:
