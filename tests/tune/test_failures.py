@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scripts import model_fetch
@@ -67,14 +70,22 @@ exec {sys.executable} -m tests.fakes.vllm "$@"
         )
         self.python.chmod(0o755)
 
-    def run(self, *broken: int, **environment: str) -> subprocess.CompletedProcess[str]:
-        """With the starts of these numbers failing, the first being 1."""
+    def command(self, *, make: bool = False) -> list[str]:
+        where = ["--gateway-settings", str(self.gateway), "--python", str(self.python), "--model", str(self.model)]
+        where += ["--out", str(self.out), *SIZES]
+        if make:
+            return ["make", "--no-print-directory", "tune", f"PROFILE={self.profile}", f"ARGS={' '.join(where)}"]
+        return [sys.executable, "-m", "scripts.tune", str(self.profile), *where]
+
+    def break_starts(self, *broken: int) -> None:
+        """Of the engines that are started from now on, those of these numbers fail, the first being 1."""
         (self.folder / "starts").unlink(missing_ok=True)
         (self.folder / "broken").write_text("".join(f"{number}\n" for number in broken))
-        where = ("--python", str(self.python), "--model", str(self.model), "--out", str(self.out))
-        command = [sys.executable, "-m", "scripts.tune", str(self.profile), "--gateway-settings", str(self.gateway)]
+
+    def run(self, *broken: int, **environment: str) -> subprocess.CompletedProcess[str]:
+        self.break_starts(*broken)
         return subprocess.run(
-            [*command, *where, *SIZES],
+            self.command(),
             cwd=ROOT,
             env={**os.environ, **environment},
             capture_output=True,
@@ -128,3 +139,39 @@ def test_an_engine_that_no_longer_starts_is_told_by_its_stage(
     end = "" if broken == ("current",) else GOES_ON
     assert last_line(place.run(*(TRIED[stage] for stage in broken))) == f"tune: {says}: {BROKEN}{end}"
     assert place.untouched()
+
+
+@pytest.mark.parametrize(("make", "number"), [(True, signal.SIGINT), (False, signal.SIGINT), (False, signal.SIGKILL)])
+def test_a_run_ended_in_a_trial_leaves_no_process_and_the_same_command_makes_that_trial(
+    make: bool, number: int, tmp_path: Path
+) -> None:
+    place = Place(tmp_path)
+    place.break_starts()
+    run = subprocess.Popen(
+        place.command(make=make), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert run.stderr is not None
+    said = ""
+    while "\ntrial 1" not in said:
+        line = run.stderr.readline()
+        assert line, said
+        said += line
+    while len((tmp_path / "starts").read_text()) < TRIED["trial"]:  # its engine is on its way
+        assert run.poll() is None
+        time.sleep(0.01)
+    family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+    os.killpg(run.pid, number) if make else run.send_signal(number)  # a terminal's Ctrl-C goes to all of them
+    rest = run.communicate(timeout=60)[1]
+    assert not psutil.wait_procs(family, timeout=20)[1]
+    assert "Traceback" not in rest
+    if number == signal.SIGINT:
+        assert f"interrupted{GOES_ON}" in rest
+    assert place.untouched()
+    again = place.run()
+    assert again.returncode == 0, again.stderr
+    report = json.loads((place.out / "report.json").read_text())
+    assert [trial["changes"] for trial in report["trials"]] == [
+        {name: int(value) for name, value in (part.split("=") for part in said.split(": ")[-1].split())}
+    ]
+    assert report["replaced"]
+    assert not place.untouched()
