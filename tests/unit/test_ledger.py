@@ -1,7 +1,9 @@
 """The ledger by itself: sums, days, and disks that fail."""
 
 import asyncio
+import os
 import sqlite3
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -272,6 +274,72 @@ def test_a_ledger_that_is_none_is_one_line_and_exit_code_1(tmp_path: Path, capsy
         assert err.startswith("usage: ")
         assert err.count("\n") == 1
     assert not (tmp_path / "missing").exists()
+
+
+DOCKER = """\
+#!{python}
+import os, sys
+words = sys.argv[1:]
+if "config" in words:
+    print('{{"volumes": {{"gateway-data": {{"name": "stack_data"}}}}, "services": {{"gateway": '
+          '{{"user": "1:1", "volumes": [{{"source": "gateway-data"}}]}}}}}}')
+elif words[0] == "volume":
+    print({volumes!r})
+else:
+    program = words[words.index("-c") :]
+    os.execv({python!r}, [{python!r}, *program[:-1], {folder!r}])
+"""
+
+
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, volumes: str = "stack_data") -> None:
+    """A docker whose container is a process of this machine: what runs in it, and on what, is real."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "docker").write_text(DOCKER.format(python=sys.executable, folder=str(folder), volumes=volumes))
+    (tools / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.delenv(usage.PATH_VARIABLE, raising=False)
+    (tmp_path / ".env").touch()
+    monkeypatch.setattr(usage, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_stacks_own_ledger_is_read_where_none_lies_here(
+    ledger_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = exported(ledger_file, capsys)
+    (ledger_file.parent / "volume").mkdir()
+    inside = ledger_file.rename(ledger_file.parent / "volume" / usage.FILE)
+    before = inside.read_bytes()
+    docker(tmp_path, monkeypatch, inside.parent)
+    assert usage.main([]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == (expected, "usage: of the stack in containers (volume stack_data)\n")
+    assert [path.name for path in inside.parent.iterdir()] == [usage.FILE] and inside.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("volumes", "folder", "says"),
+    [
+        ("other", "empty", "neither data/usage.sqlite nor a ledger of the stack"),
+        ("stack_data", "empty", "holds no ledger yet"),
+        ("stack_data", "gone", "volume stack_data: FileNotFoundError"),
+    ],
+)
+def test_a_stack_without_a_ledger_is_one_line(
+    volumes: str,
+    folder: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "empty").mkdir()
+    docker(tmp_path, monkeypatch, tmp_path / folder, volumes)
+    assert usage.main([]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert says in err
 
 
 def test_days_the_wrong_way_round_are_wrong_usage(ledger_file: Path) -> None:
