@@ -70,7 +70,9 @@ def _kill_descendants() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Run a command and leave nothing of it.")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts._guard", description="Run a command and leave nothing of it."
+    )
     parser.add_argument("--parent", type=int, default=os.getppid(), help="end when this process is gone")
     parser.add_argument("--grace", type=float, default=4.0, help="seconds between SIGTERM and SIGKILL")
     parser.add_argument("command", nargs=argparse.REMAINDER)

@@ -78,7 +78,9 @@ def refusal(machine: Machine) -> str | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.engine_check", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the clone (default: here)")
     args = parser.parse_args(argv)
     line = refusal(look(args.root))

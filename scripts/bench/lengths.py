@@ -56,7 +56,11 @@ def first_turns(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench.lengths",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("file", type=Path)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--count", type=int, default=500)

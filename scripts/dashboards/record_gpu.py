@@ -78,7 +78,10 @@ class Card:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Record a card's readings, in the DCGM exporter's names.")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.dashboards.record_gpu",
+        description="Record a card's readings, in the DCGM exporter's names.",
+    )
     parser.add_argument("--seconds", type=float, default=240, help="how long (default %(default)s)")
     args = parser.parse_args(argv)
     try:

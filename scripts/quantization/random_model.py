@@ -91,7 +91,9 @@ def write(shape: Path, out: Path, tokenizer: Path, layers: int | None, seed: int
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="A model of a known shape with random weights.")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.quantization.random_model", description="A model of a known shape with random weights."
+    )
     parser.add_argument("shape", help=f"one of {', '.join(sorted(path.stem for path in SHAPES.glob('*.json')))}")
     parser.add_argument("out", type=Path)
     parser.add_argument("--tokenizer", type=Path, required=True, help="a directory with tokenizer and chat template")
