@@ -5,6 +5,7 @@ from __future__ import annotations
 from scripts.dashboards._board import Board
 from scripts.dashboards._panels import GREEN, ORANGE, RED, Look, Query, graph
 from scripts.dashboards._runbooks import link
+from scripts.dashboards._sdk import dashboard
 
 NONE = "No GPU exporter"
 
@@ -18,14 +19,10 @@ def gpu_row(board: Board, first_id: int) -> None:
         Query("DCGM_FI_DEV_GPU_UTIL / 100", "GPU {{gpu}}"),
         look=Look("percentunit", maximum=1, no_value=NONE),
     )
-    memory = graph(
+    memory = gpu_memory(
         first_id + 1,
-        "GPU memory",
         "The engine takes its whole share at the start: this says nothing about load, and much about what else runs "
         "there.",
-        Query("gpu:memory_used:ratio", "GPU {{gpu}}"),
-        look=Look("percentunit", maximum=1, no_value=NONE),
-        runbook=link("GpuMemoryFull"),
     )
     power = graph(
         first_id + 2,
@@ -46,8 +43,19 @@ def gpu_row(board: Board, first_id: int) -> None:
     energy = graph(
         first_id + 4,
         "Tokens for a joule",
-        "Generated tokens for each joule the cards took, whatever else ran on them included.",
+        "Generated tokens for each joule the cards took, whatever else ran on them included; over five minutes.",
         Query("gpu:generation_tokens_per_joule:ratio_rate5m", "tokens/J"),
         look=Look("short", 2, no_value=NONE),
     )
     board.line(7, (5, busy), (5, memory), (5, power), (5, heat), (4, energy))
+
+
+def gpu_memory(id_: int, description: str) -> dashboard.Panel:
+    return graph(
+        id_,
+        "GPU memory",
+        description,
+        Query("gpu:memory_used:ratio", "GPU {{gpu}}"),
+        look=Look("percentunit", maximum=1, no_value=NONE),
+        runbook=link("GpuMemoryFull"),
+    )

@@ -24,13 +24,15 @@ Steps = Sequence[tuple[float | None, str]]
 class Query:
     """A PromQL expression and the name of what it gives; `{{label}}` in a name is the label's value.
 
-    colour, dashed: how a curve of that name is drawn.
+    colour, dashed: how a curve of that name is drawn. unit: another than the panel's, so with an axis of its own on the
+    right.
     """
 
     expr: str
     name: str = ""
     colour: str | None = None
     dashed: bool = False
+    unit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,12 @@ def graph(
     )
     colour = dashboard.FieldColor(mode=dashboard.FieldColorModeId.PALETTE_CLASSIC)
     colours = {query.name: query.colour for query in queries if query.colour} | dict(fixed or {})
+    right = {"custom.axisPlacement": "right"}
     dash = {"custom.lineStyle": {"fill": "dash", "dash": [6, 6]}, "custom.fillOpacity": 0}
     overrides = [
         *(_override(name, color={"mode": "fixed", "fixedColor": shade}) for name, shade in colours.items()),
         *(_override(query.name, **dash) for query in queries if query.dashed),
+        *(_override(query.name, unit=query.unit, **right) for query in queries if query.unit),
     ]
     return _panel("timeseries", id_, title, description, queries, look, options, custom, colour, overrides, runbook)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scripts.dashboards._panels import GREEN, ORANGE, YELLOW, Query
 
 QUANTILES = {"0.5": ("p50", GREEN), "0.95": ("p95", YELLOW), "0.99": ("p99", ORANGE)}
-RATE = "[$__rate_interval]"
+RATE = "[$__rate_interval]"  # four scrapes, or the curve's step where that is longer: a burst is as long as it was
 
 
 def quantiles(histogram: str, selector: str = "", old: str = "") -> tuple[Query, ...]:
@@ -18,11 +18,6 @@ def quantiles(histogram: str, selector: str = "", old: str = "") -> tuple[Query,
         Query(f"({one(q, histogram)}) or ({one(q, old)})" if old else one(q, histogram), short, colour)
         for q, (short, colour) in QUANTILES.items()
     )
-
-
-def recorded(name: str, selector: str = "") -> tuple[Query, ...]:
-    """The three recorded percentiles of `name`, a rule's name with {} where p50, p95 or p99 stands."""
-    return tuple(Query(f"max({name.format(short)}{selector})", short, colour) for short, colour in QUANTILES.values())
 
 
 def mean(histogram: str, selector: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scripts.dashboards import _looks as looks
 from scripts.dashboards._board import Board
+from scripts.dashboards._gpu import gpu_memory
 from scripts.dashboards._panels import (
     BLUE,
     GREEN,
@@ -19,6 +20,7 @@ from scripts.dashboards._panels import (
     note,
     number,
 )
+from scripts.dashboards._queries import RATE
 from scripts.dashboards._runbooks import link
 from scripts.dashboards._shared import queued_tokens
 
@@ -145,18 +147,18 @@ def _used(board: Board) -> None:
         "KV cache held by running requests",
         "In tokens, against what there is.",
         Query(f"avg(vllm:gpu_cache_usage_ratio) * {_POOL}", "held", BLUE),
-        Query("sum(gateway_capacity_tokens)", "capacity", RED, dashed=True),
+        Query(_POOL, "capacity", RED, dashed=True),
         look=looks.TOKENS,
         runbook=link("EngineKvPressure"),
     )
     rate = graph(
         12,
         "Throughput and concurrency",
-        "Throughput beside the requests that run: when the second grows and the first does not, the engine is at its "
-        "end.",
-        Query("sum(model:generation_tokens:rate5m)", "tok/s", GREEN),
-        Query("avg_over_time(sum(model:requests_running:sum)[5m:15s])", "running, mean of 5 min", BLUE),
-        look=Look("short", 0),
+        "Generated tokens a second (left), and the requests that run (right), means of the same time: when the second "
+        "grows and the first does not, the engine is at its end.",
+        Query(f"sum(rate(vllm:generation_tokens_total{RATE}))", "generated", GREEN),
+        Query("avg_over_time(sum(vllm:num_requests_running)[$__rate_interval:])", "running", BLUE, unit="short"),
+        look=looks.TOKENS_RATE,
     )
     board.line(8, (8, queued_tokens(10)), (8, held), (8, rate))
 
@@ -219,12 +221,5 @@ def _machine(board: Board) -> None:
         look=Look("percentunit", maximum=1, no_value="No node exporter"),
         runbook=link("HostDiskFilling"),
     )
-    card = graph(
-        32,
-        "GPU memory",
-        "What is not the engine's share is what gpu-memory-utilization could still take.",
-        Query("gpu:memory_used:ratio", "GPU {{gpu}}"),
-        look=Look("percentunit", maximum=1, no_value="No GPU exporter"),
-        runbook=link("GpuMemoryFull"),
-    )
+    card = gpu_memory(32, "What is not the engine's share is what gpu-memory-utilization could still take.")
     board.line(7, (8, memory), (8, disk), (8, card))

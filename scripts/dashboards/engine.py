@@ -11,8 +11,6 @@ from scripts.dashboards._panels import (
     GREY,
     ORANGE,
     PURPLE,
-    RED,
-    YELLOW,
     Column,
     Look,
     Query,
@@ -20,11 +18,13 @@ from scripts.dashboards._panels import (
     listing,
     number,
 )
-from scripts.dashboards._queries import RATE, quantiles, recorded
+from scripts.dashboards._queries import RATE, mean, quantiles
 from scripts.dashboards._runbooks import link
+from scripts.dashboards._shared import hit_ratio, preemptions, running_and_waiting, tokens
 from scripts.dashboards._slo import Slo
 
 ENGINE = 'instance=~"$instance", model_name=~"$model"'
+CHOSEN = f"{{{ENGINE}}}"
 MODEL = '{model_name=~"$model"}'
 PARTS = {"gateway queue": ORANGE, "engine": BLUE, "rest": GREY}
 
@@ -50,15 +50,6 @@ def board(slo: Slo) -> Board:
 
 def _requests(board: Board) -> None:
     board.row("Requests and tokens")
-    batch = graph(
-        1,
-        "Running and waiting",
-        "Running: in the engine's batch. Waiting: taken and not scheduled; the gateway's own queue comes before it.",
-        Query(f"sum(vllm:num_requests_running{{{ENGINE}}})", "running", BLUE),
-        Query(f"sum(vllm:num_requests_waiting{{{ENGINE}}})", "waiting", ORANGE),
-        look=looks.COUNT,
-        runbook=link("EngineKvPressure"),
-    )
     reasons = graph(
         2,
         "Waiting, by reason",
@@ -69,14 +60,6 @@ def _requests(board: Board) -> None:
         fixed=looks.WAITS,
         soft_max=5,
     )
-    tokens = graph(
-        3,
-        "Tokens",
-        "Prompt tokens include cached ones and are counted when a prefill ends, so a long prompt arrives at once.",
-        Query(f"sum(rate(vllm:prompt_tokens_total{{{ENGINE}}}{RATE}))", "prompt", PURPLE),
-        Query(f"sum(rate(vllm:generation_tokens_total{{{ENGINE}}}{RATE}))", "generated", GREEN),
-        look=looks.TOKENS_RATE,
-    )
     ended = graph(
         4,
         "Ended, by reason",
@@ -86,7 +69,7 @@ def _requests(board: Board) -> None:
         stacked=True,
         fixed=looks.ENDS,
     )
-    board.line(8, (6, batch), (6, reasons), (6, tokens), (6, ended))
+    board.line(8, (6, running_and_waiting(1, CHOSEN)), (6, reasons), (6, tokens(3, CHOSEN)), (6, ended))
 
 
 def _latency(board: Board) -> None:
@@ -95,7 +78,7 @@ def _latency(board: Board) -> None:
         10,
         "Time to first token",
         "From reaching the engine to the first token; the gateway's queue is not in it.",
-        *recorded("model:time_to_first_token_seconds:{}_5m", MODEL),
+        *quantiles("vllm:time_to_first_token_seconds", CHOSEN),
         look=looks.SECONDS,
         runbook=link("TtftSloMissed"),
     )
@@ -103,7 +86,7 @@ def _latency(board: Board) -> None:
         11,
         "Time between tokens",
         "Inter-token latency of all answers. It rises with the batch, and when a long prefill is squeezed in.",
-        *recorded("model:inter_token_latency_seconds:{}_5m", MODEL),
+        *quantiles("vllm:inter_token_latency_seconds", CHOSEN, old="vllm:time_per_output_token_seconds"),
         look=looks.SECONDS,
         runbook=link("ItlSloMissed"),
     )
@@ -111,14 +94,14 @@ def _latency(board: Board) -> None:
         12,
         "Whole request",
         "From reaching the engine to the last token.",
-        *recorded("model:e2e_request_latency_seconds:{}_5m", MODEL),
+        *quantiles("vllm:e2e_request_latency_seconds", CHOSEN),
         look=looks.SECONDS,
     )
     queue = graph(
         13,
         "Wait to be scheduled",
         "In the engine's own queue. Near 0 while batch and KV cache have room.",
-        *recorded("model:request_queue_time_seconds:{}_5m", MODEL),
+        *quantiles("vllm:request_queue_time_seconds", CHOSEN, old="vllm:time_in_queue_requests"),
         look=looks.SECONDS,
         runbook=link("EngineKvPressure"),
     )
@@ -137,14 +120,7 @@ def _latency(board: Board) -> None:
         15,
         "Where the engine's time goes",
         "Means of what ended: queue, prefill, decode.",
-        *(
-            Query(
-                f"sum(rate(vllm:request_{part}_time_seconds_sum{{{ENGINE}}}{RATE}))"
-                f" / (sum(rate(vllm:request_{part}_time_seconds_count{{{ENGINE}}}{RATE})) > 0)",
-                part,
-            )
-            for part in ("queue", "prefill", "decode")
-        ),
+        *(Query(mean(f"vllm:request_{part}_time_seconds", CHOSEN), part) for part in ("queue", "prefill", "decode")),
         look=Look("s", no_value="Nothing has ended"),
         stacked=True,
         fixed={"queue": ORANGE, "prefill": PURPLE, "decode": BLUE},
@@ -164,18 +140,6 @@ def _cache(board: Board, slo: Slo) -> None:
         look=looks.SHARE,
         runbook=link("EngineKvPressure"),
     )
-    ratio = graph(
-        21,
-        "Prefix cache hit ratio",
-        f"Hits over looked-up prompt tokens, five minutes; absent while idle. Dashed: {slo.prefix_hit_ratio:.0%}, "
-        "where prompts share a beginning. Prompts shorter than a block can't hit.",
-        Query(f"vllm:cache_hit_ratio{MODEL}", "{{model_name}}"),
-        look=Look(
-            "percentunit", steps=((None, RED), (slo.prefix_hit_ratio, GREEN)), maximum=1, no_value="Idle, or off"
-        ),
-        lines=True,
-        runbook=link("EngineLowHitRatio"),
-    )
     source = graph(
         22,
         "Prompt tokens by source",
@@ -188,17 +152,7 @@ def _cache(board: Board, slo: Slo) -> None:
         stacked=True,
         fixed={"local_compute": PURPLE, "local_cache_hit": GREEN},
     )
-    preempted = graph(
-        23,
-        "Preemptions",
-        "Requests that lost their KV blocks to others and are computed again. Counted when one resumes, so a wave "
-        "shows after it is over.",
-        Query(f"engine:preemptions:rate5m{{{ENGINE}}}", "{{instance}} {{engine}}"),
-        look=Look("cps", steps=((None, GREEN), (0.001, YELLOW))),
-        soft_max=0.1,
-        runbook=link("EnginePreemptions"),
-    )
-    board.line(8, (6, usage), (6, ratio), (6, source), (6, preempted))
+    board.line(8, (6, usage), (6, hit_ratio(21, slo, MODEL)), (6, source), (6, preemptions(23, CHOSEN)))
 
 
 def _lengths(board: Board) -> None:
@@ -207,21 +161,21 @@ def _lengths(board: Board) -> None:
         30,
         "Prompt length",
         "Tokens of the prompts that ended.",
-        *quantiles("vllm:request_prompt_tokens", f"{{{ENGINE}}}"),
+        *quantiles("vllm:request_prompt_tokens", CHOSEN),
         look=looks.COUNT,
     )
     answers = graph(
         31,
         "Answer length",
         "Tokens of the answers that ended.",
-        *quantiles("vllm:request_generation_tokens", f"{{{ENGINE}}}"),
+        *quantiles("vllm:request_generation_tokens", CHOSEN),
         look=looks.COUNT,
     )
     step = graph(
         32,
         "Tokens in a step",
         "How much work the engine does at once. Prefills make it large, decoding alone gives one token a request.",
-        *quantiles("vllm:iteration_tokens_total", f"{{{ENGINE}}}"),
+        *quantiles("vllm:iteration_tokens_total", CHOSEN),
         look=looks.COUNT,
     )
     board.line(8, (8, prompts), (8, answers), (8, step))

@@ -16,9 +16,17 @@ from scripts.dashboards._panels import (
     listing,
     number,
 )
-from scripts.dashboards._queries import RATE, quantiles
+from scripts.dashboards._queries import RATE, mean, quantiles
 from scripts.dashboards._runbooks import link
-from scripts.dashboards._shared import queued_requests, queued_tokens, refused
+from scripts.dashboards._shared import (
+    failed_calls,
+    first_token,
+    queued_requests,
+    queued_tokens,
+    refused,
+    requests_by_status,
+    wait_for_admission,
+)
 from scripts.dashboards._slo import Slo
 
 ROUTE = 'route=~"$route"'
@@ -41,17 +49,6 @@ def board(slo: Slo) -> Board:
 
 def _traffic(board: Board, slo: Slo) -> None:
     board.row("Traffic and latency, as clients see them")
-    requests = graph(
-        1,
-        "Requests by status",
-        "Finished requests a second. 429 and 503 were refused before an engine saw anything; 499 is a client that "
-        "left.",
-        Query(f"sum by (status) (rate(gateway_requests_total{{{ROUTE}}}{RATE}))", "{{status}}"),
-        look=looks.RATE,
-        stacked=True,
-        fixed=looks.STATUSES,
-        runbook=link("GatewayShedding"),
-    )
     latency = graph(
         2,
         "Request latency",
@@ -59,16 +56,6 @@ def _traffic(board: Board, slo: Slo) -> None:
         "time to the first token as well.",
         *quantiles("gateway_request_seconds", f"{{{ROUTE}}}"),
         look=looks.SECONDS,
-    )
-    first = graph(
-        3,
-        "Time to first token",
-        f"Streams: from arrival to the first event with content, the wait for admission included. Dashed: the promise, "
-        f"{slo.ttft_limit_s:g} s for {slo.ttft_share:.0%}.",
-        *quantiles("gateway_time_to_first_token_seconds", f"{{{ROUTE}}}"),
-        look=Look("s", steps=((None, GREEN), (slo.ttft_limit_s, RED))),
-        lines=True,
-        runbook=link("TtftSloMissed"),
     )
     between = graph(
         4,
@@ -97,19 +84,13 @@ def _traffic(board: Board, slo: Slo) -> None:
         stacked=True,
         fixed=looks.PHASES,
     )
-    board.line(8, (8, requests), (8, latency), (8, first))
+    chosen = f"{{{ROUTE}}}"
+    board.line(8, (8, requests_by_status(1, chosen)), (8, latency), (8, first_token(3, slo, chosen)))
     board.line(8, (8, between), (8, routes), (8, left))
 
 
 def _admission(board: Board) -> None:
     board.row("Admission: who waits, who is refused")
-    waited = graph(
-        12,
-        "Wait for admission",
-        "From arrival to admission. Refused requests are not in it: they are told at once.",
-        *quantiles("gateway_queue_seconds"),
-        look=looks.SECONDS,
-    )
     taken = graph(
         14,
         "Capacity taken, by model",
@@ -134,12 +115,12 @@ def _admission(board: Board) -> None:
     settings = listing(
         45,
         "Settings in force",
-        "The settings that decide who waits (docs/settings.md). capacity_tokens 0: the engine's own.",
-        Query("max by (name) (gateway_setting)"),
+        "The settings that decide who waits (docs/settings.md). Without capacity_tokens it is what the engines tell.",
+        Query('max by (name) (gateway_setting) unless max by (name) (gateway_setting{name="capacity_tokens"}) == 0'),
         columns=(Column("name", "Setting"), Column("Value", "Value", Look("none"))),
         look=Look("none"),
     )
-    board.line(8, (6, queued_requests(10)), (6, queued_tokens(11)), (6, waited), (6, refused(13)))
+    board.line(8, (6, queued_requests(10)), (6, queued_tokens(11)), (6, wait_for_admission(12)), (6, refused(13)))
     board.line(9, (8, taken), (8, queued), (8, settings))
 
 
@@ -150,22 +131,23 @@ def _batching(board: Board) -> None:
         "Prompts in a merged call",
         "Short completions that arrive together go to the engine as one call. This is the mean, over the calls that "
         "merged at least two.",
-        Query("gateway:microbatch_prompts:mean5m", "mean"),
-        look=Look("short", 1, no_value="No call has merged in five minutes"),
+        Query(mean("gateway_microbatch_prompts"), "mean"),
+        look=Look("short", 1, no_value="No call has merged"),
     )
     wait = graph(
         21,
         "Wait for company",
         "What the window costs a batchable request; batching.window_ms bounds it. Nobody waits while the replica has "
         "nothing of ours in flight.",
-        Query("gateway:microbatch_wait_seconds:mean5m", "mean"),
-        Query("gateway:microbatch_wait_seconds:p95_5m", "p95"),
-        look=Look("s", no_value="No request was batchable in five minutes"),
+        Query(mean("gateway_microbatch_wait_seconds"), "mean"),
+        *quantiles("gateway_microbatch_wait_seconds")[1:2],
+        look=Look("s", no_value="No request was batchable"),
     )
     saved = graph(
         22,
         "Engine calls saved",
-        "Calls a second that were not needed: merged into another, or shared with an identical request in flight.",
+        "Calls a second that were not needed: merged into another, or shared with an identical request in flight. "
+        "Means of five minutes: a merged call counts when it leaves, what it saved when it is answered.",
         Query("gateway:engine_calls_saved:rate5m", "saved"),
         Query("gateway:coalesced_requests:rate5m", "of them coalesced"),
         look=looks.RATE,
@@ -173,7 +155,8 @@ def _batching(board: Board) -> None:
     share = number(
         23,
         "Calls saved",
-        "Engine calls that merging and coalescing made unnecessary, as a share of the answered requests.",
+        "Engine calls that merging and coalescing made unnecessary, as a share of the requests answered in five "
+        "minutes.",
         Query("gateway:engine_calls_saved:ratio_rate5m"),
         look=Look("percentunit", 1, maximum=1, no_value="idle"),
         trend=True,
@@ -216,21 +199,6 @@ def _replicas(board: Board) -> None:
         Query('max(gateway_setting{name="stall_s"})', "hung from here on", RED, dashed=True),
         look=Look("s", 0),
         runbook=link("EngineHung"),
-    )
-    failures = graph(
-        33,
-        "Failed calls",
-        "Engine calls that failed, by cause, and those sent again elsewhere because the engine had seen nothing of "
-        "them.",
-        Query(
-            f"sum by (cause) (rate(gateway_upstream_failures_total{RATE}))"
-            " and sum by (cause) (increase(gateway_upstream_failures_total[$__range])) > 0",
-            "{{cause}}",
-        ),
-        Query(f"sum(rate(gateway_upstream_retries_total{RATE}))", "sent again", GREEN),
-        look=looks.EVENTS,
-        fixed=looks.FAILURES,
-        runbook=link("GatewayCircuitOpen"),
     )
     circuit = number(
         34,
@@ -275,7 +243,7 @@ def _replicas(board: Board) -> None:
         look=Look("suffix: unusable", 0, steps=((None, GREEN), (1, RED)), words={"0": ("good", GREEN)}),
         runbook=link("GatewayReplicaListStale"),
     )
-    board.line(8, (4, ready), (6, calls), (7, stalled), (7, failures))
+    board.line(8, (4, ready), (6, calls), (7, stalled), (7, failed_calls(33, "GatewayCircuitOpen")))
     board.line(8, (4, circuit), (7, opened), (7, share), (3, listed), (3, stale))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from scripts.dashboards import _looks as looks
 from scripts.dashboards._board import Board
 from scripts.dashboards._gpu import gpu_row
 from scripts.dashboards._panels import (
@@ -19,10 +18,21 @@ from scripts.dashboards._panels import (
     listing,
     number,
 )
-from scripts.dashboards._queries import recorded
 from scripts.dashboards._runbooks import UID, link
-from scripts.dashboards._shared import queued_requests, refused
+from scripts.dashboards._shared import (
+    failed_calls,
+    first_token,
+    hit_ratio,
+    preemptions,
+    queued_requests,
+    refused,
+    requests_by_status,
+    running_and_waiting,
+    tokens,
+    wait_for_admission,
+)
 from scripts.dashboards._slo import Slo
+from scripts.rules import INFERENCE
 
 SEVERITY = Look("none", words={"critical": ("critical", RED), "warning": ("warning", ORANGE)})
 ADVICE = {
@@ -108,7 +118,7 @@ def _promises(board: Board, slo: Slo) -> None:
     good = number(
         6,
         "Goodput",
-        "Answers a second that can have kept both promises; an upper bound.",
+        "Answers a second of the last five minutes that can have kept both promises; an upper bound.",
         Query("slo:goodput:rate5m"),
         look=Look("reqps", no_value="idle"),
         trend=True,
@@ -160,15 +170,6 @@ def _now(board: Board) -> None:
 
 def _traffic(board: Board, slo: Slo) -> None:
     board.row("Traffic, errors, latency")
-    requests = graph(
-        20,
-        "Requests by status",
-        "For inference, a second. 429 and 503 were refused before an engine saw anything; 499 is a client that left.",
-        Query("sum by (status) (gateway:requests:rate5m)", "{{status}}"),
-        look=Look("reqps", no_value="No requests"),
-        stacked=True,
-        fixed=looks.STATUSES,
-    )
     errors = graph(
         21,
         "Not answered",
@@ -180,60 +181,18 @@ def _traffic(board: Board, slo: Slo) -> None:
         lines=True,
         runbook=link("SloErrorBudgetBurnFast"),
     )
-    first = graph(
-        22,
-        "Time to first token",
-        f"Streams, as clients see them. Dashed: the promise, {slo.ttft_limit_s:g} s for {slo.ttft_share:.0%}.",
-        *recorded("gateway:time_to_first_token_seconds:{}_5m"),
-        look=Look("s", steps=((None, GREEN), (slo.ttft_limit_s, RED)), no_value="No streams"),
-        lines=True,
-        runbook=link("TtftSloMissed"),
-    )
-    tokens = graph(
-        23,
-        "Tokens",
-        "Of all engines. Prompt tokens include cached ones.",
-        Query("sum(model:prompt_tokens:rate5m)", "prompt", PURPLE),
-        Query("sum(model:generation_tokens:rate5m)", "generated", GREEN),
-        look=looks.TOKENS_RATE,
-    )
-    board.line(8, (6, requests), (6, errors), (6, first), (6, tokens))
+    asked = requests_by_status(20, f"{{{INFERENCE}}}")
+    board.line(8, (6, asked), (6, errors), (6, first_token(22, slo)), (6, tokens(23)))
 
 
 def _queue(board: Board) -> None:
     board.row("Queue")
-    waited = graph(
-        31,
-        "Wait for admission",
-        "Admitted requests; refused ones are told at once.",
-        *recorded("gateway:queue_seconds:{}_5m"),
-        look=Look("s", no_value="Nothing was admitted"),
-        runbook=link("GatewayQueueSaturated"),
-    )
-    failures = graph(
-        33,
-        "Failed engine calls",
-        "By cause. unreachable was tried again elsewhere and need not have cost a client anything.",
-        Query("gateway:upstream_failures:rate5m > 0", "{{cause}}"),
-        look=Look("cps", no_value="No call has failed"),
-        stacked=True,
-        fixed=looks.FAILURES,
-        runbook=link("EngineAbsent"),
-    )
+    waited, failures = wait_for_admission(31), failed_calls(33, "EngineAbsent")
     board.line(8, (6, queued_requests(30)), (6, waited), (6, refused(32)), (6, failures))
 
 
 def _engine(board: Board, slo: Slo) -> None:
     board.row("Engine")
-    batch = graph(
-        40,
-        "Running and waiting",
-        "In the engines' batches, and taken by them but not scheduled.",
-        Query("sum(model:requests_running:sum)", "running", BLUE),
-        Query("sum(model:requests_waiting:sum)", "waiting", ORANGE),
-        look=looks.COUNT,
-        runbook=link("EngineKvPressure"),
-    )
     usage = graph(
         41,
         "KV cache usage",
@@ -242,25 +201,4 @@ def _engine(board: Board, slo: Slo) -> None:
         look=Look("percentunit", maximum=1, no_value="No engine"),
         runbook=link("EngineKvPressure"),
     )
-    ratio = graph(
-        42,
-        "Prefix cache hit ratio",
-        f"Hits over looked-up prompt tokens, five minutes. Dashed: {slo.prefix_hit_ratio:.0%}, where prompts share a "
-        "beginning.",
-        Query("vllm:cache_hit_ratio", "{{model_name}}"),
-        look=Look(
-            "percentunit", steps=((None, RED), (slo.prefix_hit_ratio, GREEN)), maximum=1, no_value="Idle, or off"
-        ),
-        lines=True,
-        runbook=link("EngineLowHitRatio"),
-    )
-    preempted = graph(
-        43,
-        "Preemptions",
-        "Requests that lost their KV blocks to others and are computed again.",
-        Query("sum by (instance) (engine:preemptions:rate5m)", "{{instance}}"),
-        look=Look("cps", no_value="No engine"),
-        soft_max=0.1,
-        runbook=link("EnginePreemptions"),
-    )
-    board.line(8, (6, batch), (6, usage), (6, ratio), (6, preempted))
+    board.line(8, (6, running_and_waiting(40)), (6, usage), (6, hit_ratio(42, slo)), (6, preemptions(43)))

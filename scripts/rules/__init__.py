@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Severity = Literal["critical", "warning", "none"]
+# The routes that ask a model; the others are nobody's traffic.
+INFERENCE = 'route=~"/v1/(chat/completions|completions|embeddings|responses|messages)"'
 
 
 @dataclass(frozen=True)

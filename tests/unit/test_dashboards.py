@@ -172,6 +172,38 @@ def test_a_panel_of_data_has_a_unit_and_thresholds_in_it(panel: dict[str, Any]) 
         assert all(step <= 1 for step in steps[1:]), "a share is 0 to 1, not 0 to 100"
 
 
+def test_a_curve_that_smears_an_event_over_five_minutes_says_so() -> None:
+    """Others are drawn over $__rate_interval: a burst of a minute is a minute wide on them."""
+    smeared = re.compile(r"\b[a-z]+:\w+:\w*5m\b|\[5m|vllm:cache_hit_ratio")
+    for panel in (param.values[0] for param in DATA):
+        if panel["type"] == "timeseries":
+            said = f"{panel['description']} {[target['legendFormat'] for target in panel['targets']]}"
+            if any(smeared.search(target["expr"]) for target in panel["targets"]):
+                assert re.search("five minutes|5 minutes", said), panel["title"]
+            else:
+                assert not re.search("five minutes|5 minutes", said), panel["title"]
+
+
+def test_a_capacity_that_no_engine_has_told_yet_is_no_capacity_of_zero() -> None:
+    asked = [expr for _, expr in expressions() if "_capacity_tokens)" in expr]
+    assert len(asked) > 5
+    assert [expr for expr in asked if re.search(r"_capacity_tokens\)(?! > 0)", expr)] == []
+    (settings,) = [expr for where, expr in expressions() if where.endswith("/Settings in force")]
+    assert settings.endswith('{name="capacity_tokens"}) == 0')
+
+
+def test_tokens_a_second_and_requests_have_an_axis_each() -> None:
+    (panel,) = [each for each in panels(SHIPPED["vllm-capacity"]) if each["title"] == "Throughput and concurrency"]
+    assert panel["fieldConfig"]["defaults"]["unit"] == "suffix:tok/s"
+    running = {
+        one["id"]: one["value"]
+        for override in panel["fieldConfig"]["overrides"]
+        if override["matcher"]["options"] == "running"
+        for one in override["properties"]
+    }
+    assert (running["custom.axisPlacement"], running["unit"]) == ("right", "short")
+
+
 @pytest.mark.parametrize("panel", DATA)
 def test_a_panel_asks_the_provisioned_data_source(panel: dict[str, Any]) -> None:
     provisioned = yaml.safe_load(Path("grafana/provisioning/datasources/prometheus.yaml").read_text(encoding="utf-8"))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from scripts.rules import Component, Record, quantiles
+from scripts.rules import INFERENCE, Component, Record, quantiles
 from scripts.rules.components._gateway_alerts import ALERTS
 
 _GATEWAY = "gateway; all of them together"
-_INFERENCE = 'route=~"/v1/(chat/completions|completions|embeddings|responses|messages)"'
 _FIRST_OF_ITS_KIND = "A series begins with its first event, and a rate needs two samples: the very first is not seen."
 _SPLIT = (
     "Means of what ended in the last five minutes; absent while nothing did. Merged and coalesced requests share "
@@ -28,7 +27,7 @@ RECORDS: tuple[Record, ...] = (
         "gateway:requests:rate5m",
         f"""
 sum by (route, status) (
-  rate(gateway_requests_total{{{_INFERENCE}}}[5m])
+  rate(gateway_requests_total{{{INFERENCE}}}[5m])
 )""",
         "Requests for inference a second that ended, by route and status.",
         "requests/s",

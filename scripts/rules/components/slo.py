@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from scripts.rules import Component, Record
+from scripts.rules import INFERENCE, Component, Record
 from scripts.rules.components._slo_alerts import ALERTS
 
 _GATEWAY = "gateway; all of them together"
-_ROUTES = 'route=~"/v1/(chat/completions|completions|embeddings|responses|messages)"'
 _OVERLOAD = 'gateway_shed_total{cause!~"key_.*|no_engine"}'
 _BROKEN = """gateway_upstream_failures_total{
     cause=~"broken_stream|timeout_in_stream|unreadable_stream|engine_error_event|deadline"
@@ -15,7 +14,7 @@ LONG_WINDOWS = ("30m", "1h", "6h", "3d")
 
 
 def _requests(status: str) -> str:
-    return f'gateway_requests_total{{\n    {_ROUTES},\n    status=~"{status}"\n  }}'
+    return f'gateway_requests_total{{\n    {INFERENCE},\n    status=~"{status}"\n  }}'
 
 
 def _sum(*series: str) -> str:
