@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +145,35 @@ def test_a_trial_that_was_cut_off_stands_in_line_once_more(tmp_path: Path) -> No
         assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"]
     again = study.ask()
     assert {name: again.suggest_categorical(name, values) for name, values in task.candidates.items()} == first
+
+
+@pytest.mark.parametrize(
+    ("said", "free", "why"),
+    [
+        ("INFO\nValueError: no such block size\n", 0, "ValueError: no such block size"),
+        (
+            "gateway: x = 'soon': expected a number\n\n",
+            9,
+            "ended with code 1: gateway: x = 'soon': expected a number ({})",
+        ),
+        ("", 9, "ended with code 1: without a word ({})"),
+        ("INFO\n", 0, "[Errno 28] No space left on device: '{}'"),
+    ],
+)
+def test_what_does_not_start_is_told_by_its_own_words_or_by_the_full_disk(
+    said: str, free: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text(said)
+    # A full disk is only to be had with root's rights to mount one.
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9 - free, free))
+    command = [sys.executable, "-c", "raise SystemExit(1)"]
+    with subprocess.Popen(command) as process:
+        process.wait()
+        with pytest.raises((engine.StartError, OSError)) as ended:
+            engine._until("http://127.0.0.1:9/", process, log, 5)
+    assert str(ended.value) == why.format(log)
+    assert isinstance(ended.value, OSError) == (not free and "Value" not in said)
 
 
 def test_trials_of_other_conditions_do_not_count(tmp_path: Path) -> None:
@@ -291,7 +323,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def found(**more: Any) -> dict[str, Any]:
     one = {"repeats": [10.0, 11.0], "in_flight": 4, "prefill_tokens_per_s": 100.0, "kv_tokens": 5}
     one["decode_tokens_per_s"] = 12.0
-    soak = {"rounds": 2, "in_flight": 4, "ttft_kept": 1.0, "itl_kept": 0.97, "lost": 0, "held": True}
+    soak: dict[str, Any] = {"rounds": 2, "in_flight": 4, "ttft_kept": 1.0, "itl_kept": 0.97, "lost": 0, "held": True}
     soak["tokens_per_s"] = {"median": 9.0}
     trials = [{"changes": {"max-num-seqs": 8}, "tokens_per_s": 20.0, "failed": None}]
     best = {**one, "repeats": [20.0, 22.0], "changes": {"max-num-seqs": 8}}
