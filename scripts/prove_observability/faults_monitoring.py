@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,16 @@ def target_removed(lab: Lab) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _as_before(lab: Lab) -> Iterator[None]:
+    """Prometheus has its own configuration again at the end."""
+    try:
+        yield
+    finally:
+        lab.configure()
+        lab.prometheus.reload()
+
+
+@contextlib.contextmanager
 def series_renamed(lab: Lab) -> Iterator[None]:
     """As an engine of another version would: the name is another, the value goes on."""
     made: dict[str, Any] = lab.configured()
@@ -57,13 +68,10 @@ def series_renamed(lab: Lab) -> Iterator[None]:
         "replacement": "vllm:num_requests_pending",
     }
     job["metric_relabel_configs"] = [*job.get("metric_relabel_configs", []), rename]
-    lab.configure({"scrape_configs": made["scrape_configs"]})
-    lab.prometheus.reload()
-    try:
-        yield
-    finally:
-        lab.configure()
+    with _as_before(lab):
+        lab.configure({"scrape_configs": made["scrape_configs"]})
         lab.prometheus.reload()
+        yield
 
 
 @contextlib.contextmanager
@@ -82,14 +90,11 @@ def rule_unevaluable(lab: Lab) -> Iterator[None]:
 
 @contextlib.contextmanager
 def configuration_broken(lab: Lab) -> Iterator[None]:
-    (lab.folder / "prometheus.yml").write_text("scrape_configs: [{job_name: }]\n", encoding="utf-8")
-    taken = lab.prometheus.reload()
-    assert not taken, "Prometheus took a broken configuration"
-    try:
+    with _as_before(lab):
+        (lab.folder / "prometheus.yml").write_text("scrape_configs: [{job_name: }]\n", encoding="utf-8")
+        taken = lab.prometheus.reload()
+        assert not taken, "Prometheus took a broken configuration"
         yield
-    finally:
-        lab.configure()
-        lab.prometheus.reload()
 
 
 @contextlib.contextmanager
@@ -117,24 +122,6 @@ def gpu(lab: Lab, **fields: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def card_hot(lab: Lab) -> Iterator[None]:
-    with gpu(lab, DCGM_FI_DEV_GPU_TEMP=93):
-        yield
-
-
-@contextlib.contextmanager
-def card_fails(lab: Lab) -> Iterator[None]:
-    with gpu(lab, DCGM_FI_DEV_XID_ERRORS=79):
-        yield
-
-
-@contextlib.contextmanager
-def card_full(lab: Lab) -> Iterator[None]:
-    with gpu(lab, DCGM_FI_DEV_FB_USED=24200, DCGM_FI_DEV_FB_FREE=100):
-        yield
-
-
-@contextlib.contextmanager
 def disk_filled(lab: Lab, share: float) -> Iterator[None]:
     """The file system that holds the usage ledger, with that share of it taken."""
     stat = os.statvfs(lab.disk)
@@ -147,12 +134,6 @@ def disk_filled(lab: Lab, share: float) -> Iterator[None]:
         yield
     finally:
         ballast.unlink()
-
-
-@contextlib.contextmanager
-def disk_filling(lab: Lab) -> Iterator[None]:
-    with disk_filled(lab, 0.94):
-        yield
 
 
 @contextlib.contextmanager
@@ -235,10 +216,24 @@ FAULTS = (
         (Expected("AlertsNotDelivered"),),
         receiver_refuses,
     ),
-    Fault("card hot", "recorded page: 93 °C", (Expected("GpuTooHot"),), card_hot, ci=True),
-    Fault("card fails", "recorded page: Xid 79", (Expected("GpuXid"),), card_fails, ci=True),
-    Fault("card full", "recorded page: 24,200 of 24,300 MiB used", (Expected("GpuMemoryFull"),), card_full, ci=True),
-    Fault("disk filling", "94 % of a small file system written", (Expected("HostDiskFilling"),), disk_filling, ci=True),
+    Fault("card hot", "recorded page: 93 °C", (Expected("GpuTooHot"),), partial(gpu, DCGM_FI_DEV_GPU_TEMP=93), ci=True),
+    Fault(
+        "card fails", "recorded page: Xid 79", (Expected("GpuXid"),), partial(gpu, DCGM_FI_DEV_XID_ERRORS=79), ci=True
+    ),
+    Fault(
+        "card full",
+        "recorded page: 24,200 of 24,300 MiB used",
+        (Expected("GpuMemoryFull"),),
+        partial(gpu, DCGM_FI_DEV_FB_USED=24200, DCGM_FI_DEV_FB_FREE=100),
+        ci=True,
+    ),
+    Fault(
+        "disk filling",
+        "94 % of a small file system written",
+        (Expected("HostDiskFilling"),),
+        partial(disk_filled, share=0.94),
+        ci=True,
+    ),
     Fault(
         "disk full",
         "the small file system with the usage ledger written full",

@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -40,7 +41,7 @@ def _listed_by_file(lab: Lab) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _file_says(lab: Lab, text: str) -> Iterator[None]:
+def targets_file_says(lab: Lab, text: str) -> Iterator[None]:
     with _listed_by_file(lab) as file:
         good = file.read_text(encoding="utf-8")
         file.write_text(text, encoding="utf-8")
@@ -48,18 +49,6 @@ def _file_says(lab: Lab, text: str) -> Iterator[None]:
             yield
         finally:
             file.write_text(good, encoding="utf-8")
-
-
-@contextlib.contextmanager
-def targets_spoiled(lab: Lab) -> Iterator[None]:
-    with _file_says(lab, '[{"targets": [\n'):
-        yield
-
-
-@contextlib.contextmanager
-def targets_emptied(lab: Lab) -> Iterator[None]:
-    with _file_says(lab, "[]"):
-        yield
 
 
 @contextlib.contextmanager
@@ -114,14 +103,14 @@ FAULTS = (
         "targets file spoiled",
         "half a JSON document in place of the gateway's targets file",
         (Expected("GatewayReplicaListStale"),),
-        targets_spoiled,
+        partial(targets_file_says, text='[{"targets": [\n'),
         ci=True,
     ),
     Fault(
         "targets file emptied",
         "the gateway's targets file says that there is no engine",
         (Expected("GatewayNoReadyReplica"),),
-        targets_emptied,
+        partial(targets_file_says, text="[]"),
         ci=True,
     ),
     Fault(
