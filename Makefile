@@ -93,7 +93,7 @@ test-engine: model ## the gateway in front of a real vLLM on CPU
 	@scripts/stage.sh engine $(PY) -m pytest tests/engine $(ARGS)
 
 ## ---- the stack ----------------------------------------------------------------------------------------------------
-.PHONY: up up-cpu down upgrade backup restore verify-grafana logs ps shell-engine test-stack
+.PHONY: up up-cpu down upgrade backup restore verify-grafana replicas logs ps shell-engine test-stack
 up: .venv/.installed ## the stack on this machine's GPU: checked, started, waited for; ARGS=--dry-run only says
 	@$(PY) -m scripts.up $(ARGS)
 
@@ -114,6 +114,9 @@ restore: .venv/.installed ## put a backup back, on a stopped stack: FILE=backups
 
 verify-grafana: .venv/.installed ## data source, every dashboard and query of the running Grafana, and again after a restart
 	@$(PY) -m scripts.verify_grafana $(ARGS)
+
+replicas: .venv/.installed ## the engines as the gateway sees them; ARGS='--drain URL' takes one out by hand, '--back URL' brings it back
+	@$(PY) -m scripts.replicas $(ARGS)
 
 logs: ## follow the logs; SERVICE=gateway for one of them
 	@scripts/compose.sh logs --follow --tail 100 $(SERVICE)

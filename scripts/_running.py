@@ -30,6 +30,22 @@ class SwapError(Exception):
     """The swap did not hold, or could not begin; one line says why. The stack serves what it served before."""
 
 
+def ask(compose: Compose, to: str, method: str, path: str, body: Any = None, timeout_s: float = 30) -> tuple[int, str]:
+    """One request from inside the gateway's container to `engine` or `admin`: status and text.
+
+    Status 0: nobody answered, or that container could not be entered; the text says which.
+    """
+    order = json.dumps({"to": to, "method": method, "path": path, "body": body, "timeout_s": timeout_s})
+    try:
+        said = compose.run("exec", "-T", "gateway", "python", "-c", _INSIDE, order)
+        answer = json.loads(said.splitlines()[-1])
+        return int(answer["status"]), str(answer["text"])
+    except ComposeError as error:
+        return 0, str(error)
+    except (ValueError, LookupError):  # it was killed before it said all
+        return 0, "the gateway's container went away"
+
+
 class Stack:
     """The running stack: its engine and its gateway. Made by `running`."""
 
@@ -56,19 +72,8 @@ class Stack:
     # -- through the gateway's container -------------------------------------------------------------------------------
 
     def ask(self, to: str, method: str, path: str, body: Any = None, timeout_s: float = 30) -> tuple[int, str]:
-        """One request from inside the gateway's container to `engine` or `admin`: status and text.
-
-        Status 0: nobody answered, or that container could not be entered; the text says which.
-        """
-        order = json.dumps({"to": to, "method": method, "path": path, "body": body, "timeout_s": timeout_s})
-        try:
-            said = self.compose.run("exec", "-T", "gateway", "python", "-c", _INSIDE, order)
-            answer = json.loads(said.splitlines()[-1])
-            return int(answer["status"]), str(answer["text"])
-        except ComposeError as error:
-            return 0, str(error)
-        except (ValueError, LookupError):  # it was killed before it said all
-            return 0, "the gateway's container went away"
+        """As the function `ask`, of this stack."""
+        return ask(self.compose, to, method, path, body, timeout_s)
 
     def replica(self) -> Mapping[str, Any]:
         """The gateway's own view of the engine: url, state, reason, calls. Raises SwapError where it can't be asked."""

@@ -216,6 +216,17 @@ def test_a_runbook_says_all_of_it_and_names_only_what_exists(name: str) -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+@pytest.mark.parametrize("path", sorted(RUNBOOKS.iterdir()), ids=lambda path: path.stem)
+def test_a_command_of_a_runbook_works_where_it_is_typed(path: Path) -> None:
+    """The host's shell expands no path of a container, nothing but a container reaches port 9000, and every access line
+    has the word replica."""
+    page = " ".join(path.read_text(encoding="utf-8").split())
+    for command in re.findall(r"`([^`]+)`", page):
+        assert not re.match(r"docker compose exec .*\*", command), command
+        assert ":9000" not in command or command.startswith(("docker", "http")), command
+        assert not re.search(r"grep (-i )?replica$", command), command
+
+
 def test_no_alert_tells_to_shrink_the_pool_for_pressure() -> None:
     """Lowering gpu-memory-utilization helps where a peak or another program does not fit beside the pool."""
     for name, alert in ALERTS.items():

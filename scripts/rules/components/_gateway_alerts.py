@@ -39,7 +39,7 @@ label_replace(
 )""",
         "warning",
         "Engine {{ $labels.replica }} takes no requests",
-        "The others carry its share. `/status` on the admin port has its state and why: down, hung, warming up, or "
+        "The others carry its share. `make replicas` has its state and why: down, hung, warming up, or "
         "drained by hand and forgotten. One that is gone for good belongs off the list it is on.",
         "15m",
         "Longer than a model takes to load, and than one that was taken off the list has to end its streams.",
@@ -64,9 +64,8 @@ label_replace(
         "gateway_discovery_sources_bad > 0",
         "warning",
         "{{ $value }} of the places that name engines can't be used",
-        "The engines known before stay: new ones don't join, and a restart now would know none of them. `/status` on "
-        "the admin port, `discovery`, says which and why: a targets file that is gone or malformed, a name that has no "
-        "address.",
+        "The engines known before stay: new ones don't join, and a restart now would know none of them. `make "
+        "replicas` says which and why: a targets file that is gone or malformed, a name that has no address.",
         "5m",
     ),
     Alert(
