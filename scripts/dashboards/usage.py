@@ -22,6 +22,7 @@ from scripts.dashboards._panels import (
 )
 from scripts.dashboards._queries import RATE
 from scripts.dashboards._runbooks import link
+from scripts.dashboards._sdk import dashboard
 
 TENANT = 'tenant=~"$tenant"'
 # Probes of /readyz and the like are nobody's usage.
@@ -106,22 +107,10 @@ def _over_time(board: Board) -> None:
         look=looks.RATE,
         stacked=True,
     )
-    generated = graph(
-        11,
-        "Generated tokens",
-        "Counted when a request ends, so a long answer arrives at once.",
-        Query(f'sum by (tenant) (rate(gateway_tokens_total{{{TENANT}, kind="generation"}}{RATE}))', "{{tenant}}"),
-        look=looks.TOKENS_RATE,
-        stacked=True,
+    generated = _tokens(
+        11, "Generated tokens", "generation", "Counted when a request ends, so a long answer arrives at once."
     )
-    prompt = graph(
-        12,
-        "Prompt tokens",
-        "Counted when a request ends, cached ones included.",
-        Query(f'sum by (tenant) (rate(gateway_tokens_total{{{TENANT}, kind="prompt"}}{RATE}))', "{{tenant}}"),
-        look=looks.TOKENS_RATE,
-        stacked=True,
-    )
+    prompt = _tokens(12, "Prompt tokens", "prompt", "Counted when a request ends, cached ones included.")
     shed = graph(
         13,
         "Refused, by key and cause",
@@ -133,6 +122,17 @@ def _over_time(board: Board) -> None:
     )
     board.line(8, (12, requests), (12, generated))
     board.line(8, (12, prompt), (12, shed))
+
+
+def _tokens(id_: int, title: str, kind: str, says: str) -> dashboard.Panel:
+    return graph(
+        id_,
+        title,
+        says,
+        Query(f'sum by (tenant) (rate(gateway_tokens_total{{{TENANT}, kind="{kind}"}}{RATE}))', "{{tenant}}"),
+        look=looks.TOKENS_RATE,
+        stacked=True,
+    )
 
 
 def _prefix(board: Board) -> None:
