@@ -19,7 +19,6 @@ from typing import Any
 import httpx
 
 from scripts import _ports
-from scripts._children import die_with_parent
 
 ROOT = Path(__file__).parent.parent.parent
 VLLM = ("-m", "vllm.entrypoints.cli.main")  # `vllm`, where its program is not on PATH
@@ -139,7 +138,7 @@ def _guarded(command: Sequence[str], environment: Mapping[str, str], log: Path) 
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent(),
+            # Nothing ends the guard with us: it is what ends the others, and it watches us.
         )
     try:
         yield process

@@ -203,13 +203,14 @@ def test_a_missing_model_fails_its_own_step_alone(tmp_path: Path) -> None:
     [("make", signal.SIGTERM), ("make", signal.SIGINT), ("python", signal.SIGTERM), ("python", signal.SIGKILL)],
 )
 def test_a_run_ended_in_the_middle_leaves_no_process_and_goes_on(tmp_path: Path, number: int, by: str) -> None:
-    bench = Bench(tmp_path, service_s=0.4)
+    bench = Bench(tmp_path, service_s=0.4, branch=True)
     command = bench.command()
     if by == "make":
         command = ["make", "--no-print-directory", "bench", f"PLAN={bench.plan}", f"ARGS={' '.join(command[4:])}"]
     run = started(command)
     until(lambda: bench.rows(), "the first row")
     family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+    assert "sleep" in [process.name() for process in family]  # the engine's branch
     kept = bench.rows()
     time.sleep(0.3)  # into the second
     if by == "make" and number == signal.SIGINT:

@@ -4,8 +4,8 @@
     PROGRAM -m vllm.entrypoints.cli.main serve MODEL --port N ...     the scripted engine, told by its model's directory
 
 A model's config.json may say `service_s` (seconds before an answer) and `slots` (answers at a time); --max-num-seqs is
-the slots' number where it is given. A flag that the engine never had ends it as it would there. There is no load
-generator in it, so nothing streamed is measured.
+the slots' number where it is given. With `branch` it has a process that outlives it, as vLLM's core does. A flag that
+the engine never had ends it as it would there. There is no load generator in it, so nothing streamed is measured.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ BORN = time.time()
 
 async def serve(model: Path, port: int, slots: int | None) -> None:
     said = json.loads((model / "config.json").read_text())
+    if said.get("branch"):
+        await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True)
     from tests.fakes.served import Served  # here: a look at the version needs none of it
 
     engine = Served(
