@@ -111,7 +111,8 @@ sum(gateway:shed_requests:rate5m{cause!~"key_.*|no_engine"}) > 0.05""",
         "warning",
         "The keys file is unusable; the gateway goes on with the older keys",
         "Keys added or revoked since don't count. `make keys ARGS=list` names place and reason, and writes nothing "
-        "until the file is whole: put the last good one back, from a backup. A restart before that would stop the gateway.",
+        "until the file is whole: put the last good one back, from a backup. A restart before that would stop the "
+        "gateway.",
         "1m",
     ),
     Alert(
