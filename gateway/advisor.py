@@ -26,6 +26,7 @@ from gateway.readings import (
 )
 from gateway.replicas import Replicas, State
 from gateway.settings import Settings
+from gateway.workers import Alone, Siblings
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +44,12 @@ class Advisor:
         replicas: Replicas,
         clock: Callable[[], float],
         window_s: float = WINDOW_S,
+        siblings: Siblings | None = None,
     ) -> None:
         self._metrics = metrics
         self._replicas = replicas
         self._clock = clock
+        self._siblings = siblings or Alone()
         self._window_s = window_s
         self._own = metrics.source(GATEWAY_SERIES)
         self._readings: deque[Reading] = deque()
@@ -65,6 +68,7 @@ class Advisor:
     async def run(self) -> None:
         while True:
             try:
+                await self._siblings.tell("flush")  # or their gauges would be as old as their own last look
                 self.look()
             except Exception:  # a page nobody foresaw must not end the advice, and advice must not end the gateway
                 logger.exception("looking for advice failed")

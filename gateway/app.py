@@ -70,7 +70,7 @@ class Gateway:
         self.discovery = Discovery(settings, self.metrics, self.replicas.list_urls, resolve)
         self.upstream = Upstream(settings.timeouts, settings.limits.max_answer_bytes, engine_key)
         self.inference = Inference(settings, self.replicas, self.admission, self.upstream, self.metrics, clock)
-        self.advisor = Advisor(whole, self.metrics, self.replicas, clock)
+        self.advisor = Advisor(whole, self.metrics, self.replicas, clock, siblings=member.siblings)
         health = Health(self.replicas, self.discovery, self.admission, self.inference, self.advisor, member.worker)
         cold = public_app(settings, self.replicas, health)
         self.tracing = make_tracing(settings.tracing)

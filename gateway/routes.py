@@ -85,8 +85,10 @@ def admin_app(
     app = _bare_app()
 
     async def whole() -> dict[str, Any]:
+        # The others first: telling their status, they tell their gauges, on which this one's advice rests as well.
+        others = await siblings.tell("status")
         own = health.status()
-        return own if worker.of == 1 else whole_status(worker, own, await siblings.tell("status"))
+        return own if worker.of == 1 else whole_status(worker, own, others)
 
     def require_token(request: Request) -> None:
         if not token.configured:
@@ -96,8 +98,13 @@ def admin_app(
 
     @app.get("/metrics")
     async def metrics_page() -> Response:
-        await siblings.tell("flush")
-        return Response(metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        told = await siblings.tell("flush")
+        silent = b"".join(
+            b"# worker %d does not answer: its gauges are as they were\n" % number
+            for number, done in sorted(told.items())
+            if done is None
+        )
+        return Response(metrics.page() + silent, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/status")
     async def status(request: Request) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from gateway.workers import Worker
 
 _PR_SET_PDEATHSIG = 1
 HELLO_S = 10.0
-TELL_S = 2.0  # for what all workers are asked together
+TELL_S = 2.5  # for what all are asked together: the parent gives each of them TELL_S of its own (supervisor.py)
 READY_S = 5.0  # to find an engine ready that a sibling says is
 
 
@@ -64,11 +64,16 @@ class ByParent:
 
     channel: Channel | None = None
 
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
     async def tell(self, what: str, **fields: Any) -> dict[int, Any]:
         if self.channel is None:
             return {}
-        answers = await self.channel.ask("everybody", 2 * TELL_S, order={"what": what, **fields})
-        return {int(number): answer for number, answer in (answers or {}).items()}
+        answers = await self.channel.ask("everybody", TELL_S, order={"what": what, **fields})
+        if answers is None:  # the parent is stuck: nobody can say how the others are
+            return dict.fromkeys(self._worker.others)
+        return {int(number): answer for number, answer in answers.items()}
 
 
 def die_with(parent: int) -> None:
@@ -95,7 +100,7 @@ async def _serve(order: Order, gateway: Gateway) -> Any:
 
 async def work(settings: Settings, post: Post, log: LineWriter) -> None:
     directory = Path(post.directory)
-    siblings = ByParent()
+    siblings = ByParent(post.worker)
     book = SharedBook(directory / "accounts", post.worker)
     files = MetricFiles(directory / "metrics", post.number, post.since_s)
     membership = Membership(post.worker, files, book, siblings)

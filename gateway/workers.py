@@ -23,6 +23,10 @@ class Worker:
     def __str__(self) -> str:
         return f"{self.number} of {self.of}"
 
+    @property
+    def others(self) -> list[int]:
+        return [number for number in range(1, self.of + 1) if number != self.number]
+
     def share(self, total: int) -> int:
         """This worker's part of `total`."""
         part, rest = divmod(total, self.of)
@@ -71,11 +75,15 @@ def restart_delay_s(deaths: int) -> float:
 def whole_status(worker: Worker, own: Status, others: Mapping[int, Status | None]) -> Status:
     """/status of the gateway: the answering worker's, with counts summed over all, and a row for each worker.
 
-    Ready is what every worker is. A worker that did not answer has a row that says so, and makes the gateway unready.
+    Ready is what every worker is. A worker that did not answer, or is not there (not in `others`), has a row that says
+    so, and makes the gateway unready.
     """
     reports = {worker.number: own, **others}
     told = [report for report in reports.values() if report is not None]
-    rows = [_row(number, reports[number]) for number in sorted(reports)]
+    rows = [
+        _row(number, reports[number]) if number in reports else _unready(number, "it is being started")
+        for number in range(1, worker.of + 1)
+    ]
     unready = next((row for row in rows if not row["ready"]), None)
     return {
         **own,
@@ -92,7 +100,7 @@ def whole_status(worker: Worker, own: Status, others: Mapping[int, Status | None
 
 def _row(number: int, report: Status | None) -> Status:
     if report is None:
-        return {"worker": number, "ready": False, "reason": "it does not answer"}
+        return _unready(number, "it does not answer")
     admission = report["admission"]
     return {
         "worker": number,
@@ -103,6 +111,10 @@ def _row(number: int, report: Status | None) -> Status:
         "queued": admission["queued"],
         "capacity_tokens": admission["capacity_tokens"],
     }
+
+
+def _unready(number: int, reason: str) -> Status:
+    return {"worker": number, "ready": False, "reason": reason}
 
 
 def _replicas(reports: Sequence[Sequence[Status]]) -> list[Status]:

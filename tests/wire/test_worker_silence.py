@@ -9,11 +9,13 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from tests.fakes.engine import FakeEngine
 from tests.wire.conftest import until
 from tests.wire.guarding import keys_file, with_key
-from tests.wire.workers import ADMIN, Pair, pair
+from tests.wire.process import ROOT
+from tests.wire.workers import ADMIN, HURRIED, Pair, pair
 
 # What a worker can be made to do: an interpreter imports this before anything else.
 FAULTS = """
@@ -91,6 +93,41 @@ async def test_a_status_names_the_silent_worker_and_does_not_wait_for_it(engine:
 
         await until(at_once)
         victim.resume()
+
+
+async def test_a_parent_that_is_stuck_costs_a_scrape_less_than_its_timeout_and_is_seen(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    prometheus = yaml.safe_load((ROOT / "configs/prometheus/prometheus.yml").read_text())
+    patience_s = float(prometheus["global"]["scrape_timeout"].removesuffix("s"))
+    async with pair(engine, tmp_path) as up:
+        parent = psutil.Process(up.process.process.pid)
+        parent.suspend()
+        try:
+            began = time.monotonic()
+            order = {"replica": engine.url, "on": True}
+            page, status, drain = await asyncio.gather(
+                up.ask("GET", "/metrics", admin=True),
+                up.status(),
+                up.ask("POST", "/drain", admin=True, headers=ADMIN, json=order),
+            )
+            assert time.monotonic() - began < patience_s - 1
+        finally:
+            parent.resume()
+        lines = page.text.splitlines()
+        assert "# worker 1 does not answer: its gauges are as they were" in lines or (
+            "# worker 2 does not answer: its gauges are as they were" in lines
+        )
+        assert [row["reason"] for row in status["workers"] if not row["ready"]] == ["it does not answer"]
+        assert (drain.status_code, status["ready"]) == (503, False)
+
+
+async def test_a_page_of_metrics_names_the_worker_that_does_not_answer(engine: FakeEngine, tmp_path: Path) -> None:
+    async with pair(engine, tmp_path, program=HURRIED) as up:
+        assert "does not answer" not in (await up.ask("GET", "/metrics", admin=True)).text
+        page = await up.page_of(1)
+        assert "# worker 2 does not answer: its gauges are as they were" in page.splitlines()
+        assert "gateway_workers 2.0" in page.splitlines()
 
 
 async def test_a_worker_stopped_with_the_accounts_lock_does_not_take_those_along_that_wait_for_it(

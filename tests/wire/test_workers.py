@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from gateway.metrics import Metrics
@@ -41,7 +42,7 @@ async def test_the_page_has_every_family_of_a_gateway_of_one_process_and_none_of
 ) -> None:
     def families(page: str) -> list[str]:
         """Names, texts and types in their order, `_created` left to the next line."""
-        return [line for line in page.splitlines() if line.startswith("# ") and "_created" not in line]
+        return [line for line in page.splitlines() if line.startswith(("# HELP", "# TYPE")) and "_created" not in line]
 
     async with pair(engine, tmp_path, program=HURRIED) as up:
         assert (await up.chat()).status_code == 200
@@ -158,6 +159,34 @@ async def test_what_admission_may_hold_is_divided_without_loss(engine: FakeEngin
         assert await up.metric("gateway_setting", name="max_in_flight") == 5
         hold.set()
         await asyncio.gather(*(stream.task for stream in streams))
+
+
+async def test_a_status_that_says_ready_never_says_in_the_same_breath_that_an_engine_is_absent(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    async with pair(engine, tmp_path) as up:
+        for _ in range(3):
+            for healthy in (False, True):
+                engine.healthy = healthy
+
+                async def told() -> bool:
+                    status = await up.status()
+                    kinds = [finding["kind"] for finding in status["advice"]["findings"]]
+                    if status["ready"] is healthy:  # noqa: B023
+                        assert ("engine_absent" in kinds) is not healthy  # noqa: B023
+                    return bool(status["ready"] is healthy)  # noqa: B023
+
+                await until(told)
+
+
+async def test_a_status_has_a_row_for_a_worker_that_is_not_there(engine: FakeEngine, tmp_path: Path) -> None:
+    async with pair(engine, tmp_path) as up:
+        victim = up.pids()[1]
+        psutil.Process(victim).kill()
+        rows = (await up.status())["workers"]
+        assert [row["worker"] for row in rows] == [1, 2]
+        assert [row["worker"] for row in rows if not row["ready"]] == [1]
+        await until(lambda: up.pids()[1] != victim)
 
 
 async def test_a_drain_order_holds_for_every_worker_and_for_those_that_come_later(
