@@ -105,7 +105,7 @@ async def test_a_parent_that_is_stuck_costs_a_scrape_less_than_its_timeout_and_i
         parent.suspend()
         try:
             began = time.monotonic()
-            order = {"replica": engine.url, "on": True}
+            order = {"replica": engine.url, "on": False}  # which changes nothing at the one that answers
             page, status, drain = await asyncio.gather(
                 up.ask("GET", "/metrics", admin=True),
                 up.status(),
