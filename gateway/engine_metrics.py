@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+MOST_TOKENS = 10**15  # of a KV cache, or a block of it: a figure above it is damage, and arithmetic would fail on it
+
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
@@ -53,8 +55,7 @@ def read_engine_metrics(page: str) -> EngineFigures:
                     seen_tokens = True
                 elif sample.name == "vllm:cache_config_info":
                     capacity += _capacity(sample.labels)
-                    size = sample.labels.get("block_size", "")
-                    block_size = int(size) if size.isdecimal() and int(size) else block_size
+                    block_size = _whole(sample.labels.get("block_size", "")) or block_size
                     prefix_caching = sample.labels.get("enable_prefix_caching") == "True"
                 elif sample.name == "process_start_time_seconds":
                     started_s = sample.value
@@ -66,8 +67,11 @@ def read_engine_metrics(page: str) -> EngineFigures:
 
 def _capacity(labels: dict[str, str]) -> int:
     """KV cache size in tokens: told outright by newer versions, blocks times block size by all."""
-    told = labels.get("kv_cache_size_tokens", "")
-    if told.isdecimal():
-        return int(told)
-    blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-    return int(blocks) * int(size) if blocks.isdecimal() and size.isdecimal() else 0
+    told = _whole(labels.get("kv_cache_size_tokens", ""))
+    if told is None:
+        told = (_whole(labels.get("num_gpu_blocks", "")) or 0) * (_whole(labels.get("block_size", "")) or 0)
+    return told if told <= MOST_TOKENS else 0
+
+
+def _whole(text: str) -> int | None:
+    return number if text.isdecimal() and (number := int(text)) <= MOST_TOKENS else None

@@ -91,6 +91,8 @@ def demultiplex(body: bytes, envelopes: Sequence[Envelope], ids: Sequence[str]) 
     per_entry = envelopes[0].n if completions else 1
     if len(items) != per_entry * sum(envelope.size.prompts for envelope in envelopes):
         raise UpstreamFailedError("the engine gave another number of answers than were asked for")
+    if any(item["index"] != index for index, item in enumerate(items)):  # whose answer is whose, nobody could tell
+        raise UpstreamFailedError("the engine numbered its answers in another way than it should")
     shares, start = [], 0
     for envelope in envelopes:
         shares.append(items[start : start + per_entry * envelope.size.prompts])

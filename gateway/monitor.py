@@ -74,12 +74,7 @@ class Monitor:
         probe: asyncio.Task[None] | None = None
         try:
             while replica.listed or replica.in_flight:
-                try:
-                    await self._look()
-                except Exception:
-                    # A bug must not end the monitoring: an engine nobody looks at would stay in its last state.
-                    logger.exception("looking at an engine failed", extra={"fields": {"replica": replica.url}})
-                    self._set(State.DOWN, "looking at it failed")
+                await self._look_whatever_comes()
                 if (probe is None or probe.done()) and self._wants_probe():
                     probe = asyncio.create_task(self._probe(), name=f"probe {replica.url}")
                 await asyncio.sleep(self._settings.health.interval_s)
@@ -87,6 +82,17 @@ class Monitor:
             if probe is not None:
                 probe.cancel()
                 await asyncio.gather(probe, return_exceptions=True)
+
+    async def _look_whatever_comes(self) -> None:
+        """A bug must not end the monitoring: an engine nobody looks at would be forgotten, and all of them with it."""
+        try:
+            try:
+                await self._look()
+            except Exception:
+                logger.exception("looking at an engine failed", extra={"fields": {"replica": self._replica.url}})
+                self._set(State.DOWN, "looking at it failed")
+        except Exception:
+            logger.exception("judging an engine failed", extra={"fields": {"replica": self._replica.url}})
 
     def _wants_probe(self) -> bool:
         up = self._replica.state in (State.READY, State.HUNG, State.DRAINING)

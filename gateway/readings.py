@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.engine_metrics import MOST_TOKENS
 from gateway.facts import FULL, EngineFacts, Facts, GatewayFacts
 
 
@@ -300,7 +301,9 @@ def _pool_tokens(config: Mapping[str, str]) -> int | None:
 
 
 def _known(config: Mapping[str, str], key: str, kind: Callable[[str], Number]) -> Number | None:
+    """None as well where it can't be true: advice is arithmetic on these."""
     try:
-        return kind(config.get(key, ""))
+        value = kind(config.get(key, ""))
     except ValueError:
         return None
+    return value if 0 <= value <= MOST_TOKENS else None

@@ -11,6 +11,7 @@ A replica is in one state:
 
 import enum
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
@@ -65,15 +66,20 @@ class Replica:
 
 
 def served_models(body: bytes) -> dict[str, int | None] | None:
-    """Model name -> max_model_len (tokens) from an engine's /v1/models; None where the body is no such list, or names
-    a model at more than MOST_NAME_CHARS."""
+    """Model name -> max_model_len (tokens) from an engine's /v1/models; None where the body is no such list, names a
+    model at more than MOST_NAME_CHARS, or tells a length that can't be."""
     try:
         listed = orjson.loads(body)["data"]
         models = {model["id"]: model.get("max_model_len") for model in listed}
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         return None
-    if not all(isinstance(name, str) and isinstance(length, int | None) for name, length in models.items()):
+    if not all(isinstance(name, str) and _can_be(length) for name, length in models.items()):
         return None
     if any(len(name) > MOST_NAME_CHARS for name in models):
         return None
     return models
+
+
+def _can_be(length: Any) -> bool:
+    """A length of 0 or less would make requests cost less than nothing."""
+    return length is None or (type(length) is int and length > 0)

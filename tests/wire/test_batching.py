@@ -1,6 +1,7 @@
 """Micro-batching: what merges, what must not, and that nobody can tell by the answer."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -168,16 +169,21 @@ async def test_a_failed_merged_call_is_everybodys_and_is_not_repeated(engine: Fa
         assert (await up.completion("after", temperature=0)).status_code == 200
 
 
+ONE = {"text": "a", "token_ids": [1], "prompt_token_ids": [1]}
+NUMBERED_TWICE = json.dumps({"id": "cmpl-x", "choices": [{"index": i, **ONE} for i in (0, 0, 1)]}).encode()
+
+
 @pytest.mark.parametrize(
     ("script", "statuses", "calls"),
     [
         (Script(body=b"not json", headers={"Content-Type": "application/json"}), [502] * 3, 1),
         (Script(body=b'{"object":"list"}', headers={"Content-Type": "application/json"}), [502] * 3, 1),
         (Script(drop_choice=True), [502] * 3, 1),
+        (Script(body=NUMBERED_TWICE, headers={"Content-Type": "application/json"}), [502] * 3, 1),
         (Script(drop_token_ids=True), [200] * 3, 4),  # an older engine: no accounting, so each goes alone
         (Script(status=500, body=b'{"error":{"message":"boom"}}'), [500] * 3, 1),
     ],
-    ids=["no json", "no choices", "a choice short", "no token ids", "500"],
+    ids=["no json", "no choices", "a choice short", "a number twice", "no token ids", "500"],
 )
 async def test_a_strange_merged_answer_reaches_nobody_as_a_good_one(
     engine: FakeEngine, script: Script, statuses: list[int], calls: int
