@@ -67,25 +67,27 @@ class Accounts:
             if tenant.concurrent is not None and account.in_flight >= tenant.concurrent:
                 allowed = several(tenant.concurrent, "request")
                 raise self._refusal("key_concurrency", tenant, f"this key may have {allowed} at once", 1.0)
-            account.requests = _allowance(account.requests, tenant.requests_per_minute, now)
-            account.tokens = _allowance(account.tokens, tenant.tokens_per_minute, now)
-            if account.requests is not None and (wait_s := account.requests.take(1, now)):
-                allowed = several(tenant.requests_per_minute or 0, "request")
-                raise self._refusal("key_requests", tenant, f"this key may send {allowed} a minute", wait_s)
-            if account.tokens is not None and (wait_s := account.tokens.take(tokens, now)):
-                if account.requests is not None:
-                    account.requests.give_back(1)
-                allowed = several(tenant.tokens_per_minute or 0, "token")
-                raise self._refusal("key_tokens", tenant, f"this key may use {allowed} a minute", wait_s)
+            if (per_minute := tenant.requests_per_minute) is not None:
+                account.requests = requests = _allowance(account.requests, per_minute, now)
+                if wait_s := requests.take(1, now):
+                    detail = f"this key may send {several(per_minute, 'request')} a minute"
+                    raise self._refusal("key_requests", tenant, detail, wait_s)
+            if (per_minute := tenant.tokens_per_minute) is not None:
+                account.tokens = allowance = _allowance(account.tokens, per_minute, now)
+                if wait_s := allowance.take(tokens, now):
+                    if tenant.requests_per_minute is not None and account.requests is not None:
+                        account.requests.give_back(1)
+                    detail = f"this key may use {several(per_minute, 'token')} a minute"
+                    raise self._refusal("key_tokens", tenant, detail, wait_s)
             account.in_flight += 1
         return True
 
     def _settle(self, tenant: Tenant, tokens: int, used_tokens: int | None, shed: bool) -> None:
         with self._book.account(tenant.name) as account:
             account.in_flight -= 1
-            if shed and account.requests is not None:
+            if shed and tenant.requests_per_minute is not None and account.requests is not None:
                 account.requests.give_back(1)
-            if account.tokens is not None and used_tokens is not None:
+            if used_tokens is not None and tenant.tokens_per_minute is not None and account.tokens is not None:
                 account.tokens.give_back(tokens - used_tokens)
 
     def _refusal(self, cause: str, tenant: Tenant, detail: str, retry_after_s: float) -> OverloadedError:
@@ -93,9 +95,9 @@ class Accounts:
         return OverloadedError(f"overloaded: {detail}", cause=cause, retry_after_s=retry_after_s)
 
 
-def _allowance(current: Allowance | None, per_minute: int | None, now: float) -> Allowance | None:
-    if per_minute is None:
-        return None
-    if current is None or current.per_minute != per_minute:  # first use, or the keys file changed
+def _allowance(current: Allowance | None, per_minute: int, now: float) -> Allowance:
+    """What is left of the minute. Where the limit is another than before, what was used stays used: keys of one name
+    may have different limits while one replaces the other, and must not fill each other's allowance anew."""
+    if current is None:
         return Allowance.full(per_minute, now)
-    return current
+    return current.under(per_minute)

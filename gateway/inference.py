@@ -106,7 +106,12 @@ class Inference:
             self._require_engine(self._served_model(envelope))
             tokens = self._cost(envelope)
             with self._admission.accounts.charge(exchange.owner, tokens) as charge:
-                await self._share_or_serve(exchange, envelope, sink, deadline_s, tokens)
+                try:
+                    await self._share_or_serve(exchange, envelope, sink, deadline_s, tokens)
+                except asyncio.CancelledError:
+                    if exchange.phase in ("reading", "queued"):
+                        charge.used_tokens = 0  # its client left, and no engine has seen anything of it
+                    raise
                 if exchange.prompt_tokens:
                     charge.used_tokens = exchange.prompt_tokens + exchange.generation_tokens
                 elif exchange.status >= 400:

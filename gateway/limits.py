@@ -124,6 +124,12 @@ class Allowance:
     def full(cls, per_minute: float, now_s: float) -> "Allowance":
         return cls(per_minute, per_minute, now_s)
 
+    def under(self, per_minute: float) -> "Allowance":
+        """The same use under another limit."""
+        if per_minute == self.per_minute:
+            return self
+        return Allowance(per_minute, per_minute - (self.per_minute - self.level), self.at_s)
+
     def take(self, amount: float, now_s: float) -> float:
         """0.0 and taken; or, untouched, the seconds until it would fit. More than a minute's worth: a full bucket."""
         self.level = min(self.per_minute, self.level + (now_s - self.at_s) * self.per_minute / 60)

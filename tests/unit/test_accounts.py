@@ -84,6 +84,25 @@ def test_an_answer_that_did_not_come_costs_a_request_and_no_tokens(clock: Clock)
         charged(keys, limited, 1)
 
 
+def test_keys_of_one_name_with_different_limits_do_not_fill_each_others_allowance_anew(clock: Clock) -> None:
+    """As while one replaces the other, or the file with the limits is changed."""
+    keys = Accounts(Metrics(), clock)
+    old = Tenant("app", requests_per_minute=2, tokens_per_minute=200)
+    new, free = Tenant("app", requests_per_minute=4, tokens_per_minute=400), Tenant("app")
+    charged(keys, old, 100)
+    for tenant in (new, free, new, new):
+        charged(keys, tenant, 100)
+    for tenant in (old, new):
+        with pytest.raises(OverloadedError, match="requests a minute"):
+            charged(keys, tenant, 1)
+    clock.now += 15  # as much as a quarter of the larger limit
+    charged(keys, new, 100)
+    with pytest.raises(OverloadedError, match="requests a minute") as refused:
+        charged(keys, old, 100)
+    assert refused.value.retry_after_s == pytest.approx(90)  # two went out beyond its limit, and one is asked for
+    keys.check_integrity()
+
+
 def test_a_limit_that_comes_while_requests_are_out_counts_only_later_ones(clock: Clock) -> None:
     keys = Accounts(Metrics(), clock)
     free, limited = Tenant("app"), Tenant("app", concurrent=1)
