@@ -122,15 +122,20 @@ class SharedBook:
             own = self._worker.number - 1
             return sum(self._counts.unpack_from(self._map, at + _FIXED.size)[own] for at in self._records())
 
-    def strike_out(self, number: int) -> None:
-        """Worker `number` is gone, and with it what it had in flight."""
-        with self._locked():
-            for at in self._records():
-                struct.pack_into("<I", self._map, at + _FIXED.size + 4 * (number - 1), 0)
+    def strike_out(self, number: int) -> bool:
+        """Worker `number` is gone, and with it what it had in flight. False, and nothing done, while somebody has the
+        lock: who asks must not wait for one that was stopped with it, for it is the one who ends such workers."""
+        try:
+            with self._locked(fcntl.LOCK_NB):
+                for at in self._records():
+                    struct.pack_into("<I", self._map, at + _FIXED.size + 4 * (number - 1), 0)
+        except (BlockingIOError, PermissionError):  # POSIX leaves open which
+            return False
+        return True
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+    def _locked(self, how: int = 0) -> Iterator[None]:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX | how)
         try:
             yield
         finally:

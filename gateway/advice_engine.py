@@ -23,19 +23,9 @@ def presence(facts: Facts) -> list[Finding]:
     found = []
     stall_s = facts.gateway.settings.get("stall_s", STALLED_S) if facts.gateway else STALLED_S
     hung = [engine for engine in facts.engines if engine.stalled_s >= stall_s and engine.ready is not True]
-    absent = [e for e in facts.engines if e not in hung and (e.ready is False or (e.ready is None and not e.seen))]
-    if absent or not facts.engines:
-        names = listed([engine.name for engine in absent]) or "no engine at all"
-        found.append(
-            Finding(
-                "engine_absent",
-                f"Not every engine takes requests: {names}.",
-                f"{len(absent)} of {len(facts.engines)} engines are away, not warm yet, or drained.",
-                "See the engine's log (make logs SERVICE=engine) and `make doctor`; while it loads a model, wait; one "
-                "that was drained stays so until it is told otherwise (docs/replicas.md).",
-                {"absent": len(absent), "engines": len(facts.engines)},
-            )
-        )
+    idle = [e for e in facts.engines if e not in hung and (e.ready is False or (e.ready is None and not e.seen))]
+    if idle or not facts.engines:
+        found.append(_absent(idle, len(facts.engines)))
     if hung:
         found.append(
             Finding(
@@ -57,6 +47,27 @@ def presence(facts: Facts) -> list[Finding]:
             )
         )
     return found
+
+
+def _absent(idle: list[EngineFacts], engines: int) -> Finding:
+    """`idle` take no requests: they are away or loading, or were drained by an order, or there is none at all."""
+    drained = sum(engine.drained for engine in idle)
+    absent = len(idle) - drained
+    names = [f"{engine.name} (drained)" if engine.drained else engine.name for engine in idle]
+    changes = []
+    if absent or not idle:
+        changes.append(
+            "See the engine's log (make logs SERVICE=engine) and `make doctor`; one that loads a model needs time."
+        )
+    if drained:
+        changes.append("One that was drained stays so until it is ordered back (docs/replicas.md).")
+    return Finding(
+        "engine_absent",
+        f"Not every engine takes requests: {listed(names) or 'no engine at all'}.",
+        f"Of {several(engines, 'engine')} {absent} away or not warm yet, {drained} drained by an order.",
+        " ".join(changes),
+        {"absent": absent, "drained": drained, "engines": engines},
+    )
 
 
 def kv_cache(engine: EngineFacts) -> list[Finding]:

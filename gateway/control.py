@@ -81,13 +81,16 @@ class Channel:
         task.add_done_callback(self._serving.discard)
 
     async def _answer(self, order: Order) -> None:
-        value = None
         try:
-            value = await self._serve(order)
-        except Exception:  # a bug: who asked must not wait for it, and the channel goes on
+            self._send({"answer": order["ask"], "value": await self._serve(order)})
+        except Exception:  # a bug, or more than a line takes: who asked must not wait for it, and the channel goes on
             logger.exception("an order failed", extra={"fields": {"what": order["what"]}})
-        self._send({"answer": order["ask"], "value": value})
+            self._send({"answer": order["ask"], "value": None})
 
     def _send(self, message: Order) -> None:
+        """Raises ValueError where it is more than the other end would read: it would hang up."""
+        line = orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE)
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(f"{len(line)} bytes, of {MAX_LINE_BYTES} that a line may have")
         if not self.closed:
-            self._writer.write(orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE))
+            self._writer.write(line)

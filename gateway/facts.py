@@ -15,6 +15,7 @@ class EngineFacts:
     seen: bool = True  # its page could be read at the window's end
     stats: bool = True  # the page has vLLM's series
     ready: bool | None = None  # as the gateway sees it
+    drained: bool = False  # by an order, whatever state it is in
     stalled_s: float = 0.0  # without progress though there was work
     running_mean: float = 0.0  # requests
     running_max: float = 0.0

@@ -64,6 +64,7 @@ class Health:
                     "capacity_tokens": replica.capacity_tokens,
                     "calls": replica.in_flight,
                     "listed": replica.listed,
+                    "drained": replica.drain_requested,
                     "circuit": self._replicas.circuit(replica),
                 }
                 for replica in self._replicas.all

@@ -137,6 +137,11 @@ class Metrics:
         self.upstream_calls = gauge("upstream_calls", "Calls to engines open now.", "replica", mode=TOGETHER)
         self.replicas = gauge("replicas", "Engines that settings, files and names list, ready or not.")
         self.replica_ready = gauge("replica_ready", "1 while a replica takes requests.", "replica", mode=EVERYWHERE)
+        self.replica_drained = gauge(
+            "replica_drained",
+            "1 while a replica gets nothing new by an order (POST /drain).",
+            "replica",
+        )
         self.replica_circuit = gauge(
             "replica_circuit", "0 closed; 1 half open, one request may try; 2 open, left out for a while.", "replica"
         )

@@ -70,6 +70,7 @@ _GATEWAY_BY = {
     "gateway_merged_requests_total": "",
     "gateway_time_to_first_token_seconds_count": "",
     "gateway_replica_ready": "replica",
+    "gateway_replica_drained": "replica",
     "gateway_replica_stalled_seconds": "replica",
     "gateway_setting": "name",
 }
@@ -227,9 +228,9 @@ def _gateway(gateways: Sequence[Mapping[Key, float]]) -> GatewayFacts:
 def _engine(name: str, readings: Sequence[Reading], gateways: Sequence[Mapping[Key, float]]) -> EngineFacts:
     pages = [(r.at_s, r.engines[name]) for r in readings if name in r.engines]
     seen = name in readings[-1].engines
-    ready, stalled_s = _as_replica(name, gateways)
+    ready, drained, stalled_s = _as_replica(name, gateways)
     if not pages:
-        return EngineFacts(name, seen=False, ready=ready, stalled_s=stalled_s)
+        return EngineFacts(name, seen=False, ready=ready, drained=drained, stalled_s=stalled_s)
     last, config = pages[-1][1], pages[-1][1].config
 
     def series(*names: str) -> list[float] | None:
@@ -255,6 +256,7 @@ def _engine(name: str, readings: Sequence[Reading], gateways: Sequence[Mapping[K
         seen=seen,
         stats=last.stats,
         ready=ready,
+        drained=drained,
         stalled_s=stalled_s,
         running_mean=_mean(running),
         running_max=max(running),
@@ -281,8 +283,8 @@ def _engine(name: str, readings: Sequence[Reading], gateways: Sequence[Mapping[K
     )
 
 
-def _as_replica(name: str, gateways: Sequence[Mapping[Key, float]]) -> tuple[bool | None, float]:
-    """Ready, and stalled seconds, as the gateway says at the window's end."""
+def _as_replica(name: str, gateways: Sequence[Mapping[Key, float]]) -> tuple[bool | None, bool, float]:
+    """Ready, drained by an order, and stalled seconds, as the gateway says at the window's end."""
     told = {
         key[0]: value
         for values in gateways[-1:]
@@ -290,7 +292,8 @@ def _as_replica(name: str, gateways: Sequence[Mapping[Key, float]]) -> tuple[boo
         if key[0].startswith("gateway_replica_") and place(key[1]) == name
     }
     ready = told.get("gateway_replica_ready")
-    return None if ready is None else ready > 0, told.get("gateway_replica_stalled_seconds", 0.0)
+    drained = told.get("gateway_replica_drained", 0.0) > 0
+    return None if ready is None else ready > 0, drained, told.get("gateway_replica_stalled_seconds", 0.0)
 
 
 def _pool_tokens(config: Mapping[str, str]) -> int | None:

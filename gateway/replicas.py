@@ -177,6 +177,7 @@ class Replicas:
         for cause in CAUSES:
             metrics.circuit_opened.labels(url, cause)
         metrics.replica_ready.labels(url).set_function(lambda: float(replica.state is State.READY))
+        metrics.replica_drained.labels(url).set_function(lambda: float(replica.drain_requested))
         metrics.upstream_calls.labels(url).set_function(lambda: replica.in_flight)
         metrics.replica_circuit.labels(url).set_function(lambda: CIRCUITS.index(breaker.state(self._clock())))
         metrics.replica_stalled_seconds.labels(url).set_function(lambda: replica.progress.stalled_for_s(self._clock()))
@@ -198,6 +199,7 @@ class Replicas:
         self._watches.pop(replica).cancel()
         for series in (
             self._metrics.replica_ready,
+            self._metrics.replica_drained,
             self._metrics.upstream_calls,
             self._metrics.replica_circuit,
             self._metrics.replica_stalled_seconds,

@@ -45,6 +45,7 @@ logger = logging.getLogger("gateway")
 START_S = 60.0
 PING_S = 1.0
 TELL_S = 2.0  # for an answer to what all are asked
+STRIKE_S = 0.01  # between two tries for the accounts' lock
 STEADY_S = 10.0  # a worker that lived so long did not die of its start
 FAILED_STARTS = 3  # of one worker in a row, while no other serves: then the whole gateway ends
 DRAIN_SLACK_S = 12.0  # beyond timeouts.drain_s: last words, connections closed, the ledger's last commit
@@ -132,12 +133,12 @@ class Supervisor:
             began = time.monotonic()
             try:
                 slot.public = slot.public or self._take_up_socket()
-                self._strike_out(slot)
+                await self._strike_out(slot)
                 why, served = await self._live(slot)
             except OSError as error:  # no process or descriptor to be had now
                 why, served = f"{error.strerror}", False
             with contextlib.suppress(OSError):  # else before the next start
-                self._strike_out(slot)
+                await self._strike_out(slot)
             if self._stopping.is_set() or self._gave_up.is_set():
                 self._give_up_socket(slot)  # who comes now is told by those that still end their streams
                 return
@@ -221,8 +222,10 @@ class Supervisor:
             slot.silent = False
             answer.cancel()
 
-    def _strike_out(self, slot: _Slot) -> None:
-        self._book.strike_out(slot.number)
+    async def _strike_out(self, slot: _Slot) -> None:
+        # Mostly some microseconds, and a record lock has no event to wait for.
+        while not self._book.strike_out(slot.number):  # noqa: ASYNC110
+            await asyncio.sleep(STRIKE_S)
         forget_worker(self._directory / "metrics", slot.number)
 
     def _give_up_socket(self, slot: _Slot) -> None:

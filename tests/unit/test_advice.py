@@ -80,6 +80,15 @@ def test_an_engine_that_is_away_is_critical(state: dict[str, Any]) -> None:
     assert "engine_absent" in kinds(state)
 
 
+def test_an_engine_that_was_drained_is_told_from_one_that_is_away() -> None:
+    away = only("engine_absent", {"ready": False, "seen": False})
+    assert (away.numbers["absent"], away.numbers["drained"]) == (1, 0)
+    assert "make logs" in away.change and "drained" not in away.limit + away.change
+    drained = found({"ready": False, "seen": False, "drained": True})[0]
+    assert (drained.numbers["absent"], drained.numbers["drained"]) == (0, 1)
+    assert "(drained)" in drained.limit and "ordered back" in drained.change and "make logs" not in drained.change
+
+
 def test_an_engine_whose_page_alone_cannot_be_read_is_not_called_away() -> None:
     assert "engine_absent" not in kinds({"ready": True, "seen": False})
 

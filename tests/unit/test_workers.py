@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gateway.accountbook import ROOM_RECORDS, SharedBook
 from gateway.accounts import Accounts
-from gateway.control import Channel, Order
+from gateway.control import MAX_LINE_BYTES, Channel, Order
 from gateway.errors import OverloadedError, UnavailableError
 from gateway.keys import Tenant
 from gateway.limits import Allowance
@@ -268,6 +268,16 @@ async def test_an_order_that_fails_is_answered_with_nothing_and_the_channel_goes
     one, _, running = await talk(serve)
     assert await one.ask("x", 5, n=0) is None
     assert await one.ask("x", 5, n=1) == 1
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def test_an_answer_longer_than_a_line_may_be_is_none_and_the_channel_goes_on() -> None:
+    one, two, running = await talk(lambda order: "x" * (MAX_LINE_BYTES if order["n"] else 1))
+    assert await one.ask("x", 5, n=1) is None
+    assert await one.ask("x", 5, n=0) == "x"
+    assert not one.closed and not two.closed
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)

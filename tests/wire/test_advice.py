@@ -74,6 +74,21 @@ async def test_an_engine_that_went_away_is_critical_in_status(admin: dict[str, A
         assert (await findings(up))["engine_absent"]["severity"] == "critical"
 
 
+async def test_a_drained_engine_is_told_from_a_dead_one_also_when_it_is_dead_itself(admin: dict[str, Any]) -> None:
+    async with FakeEngine() as drained, FakeEngine() as dead, serve([drained.url, dead.url], **admin) as up:
+        first, second = up.gateway.replicas.all
+        assert up.gateway.replicas.drain(drained.url, True)
+        await dead.stop()
+        await until(lambda: second.state is State.DOWN)
+        for state in (State.DRAINING, State.DOWN):
+            await until(lambda: first.state is state)  # noqa: B023
+            assert [row["drained"] for row in up.gateway.health.status()["replicas"]] == [True, False]
+            assert (await findings(up))["engine_absent"]["numbers"] == {"absent": 1, "drained": 1, "engines": 2}
+            assert await up.metric("gateway_replica_drained", replica=drained.url) == 1
+            assert await up.metric("gateway_replica_drained", replica=dead.url) == 0
+            await drained.stop()
+
+
 async def test_prompt_tokens_are_counted_by_outcome_and_sum_to_those_of_usage(up: Running) -> None:
     text = "one two three four five six seven eight nine ten " * 10
     for _ in range(2):

@@ -143,6 +143,21 @@ async def test_a_worker_stopped_with_the_accounts_lock_does_not_take_those_along
         assert up.pids()[2] == before[2]
 
 
+async def test_a_worker_that_dies_while_another_is_stopped_with_the_accounts_lock_does_not_stop_the_parent(
+    engine: FakeEngine, tmp_path: Path, quick: dict[str, Any]
+) -> None:
+    """The parent strikes out what the dead one had in flight, for which it needs the lock."""
+    async with pair(engine, tmp_path, **quick) as up:
+        before = up.pids()
+        holder = psutil.Process(before[1])
+        holder.send_signal(signal.SIGHUP)
+        await until(lambda: holder.status() == psutil.STATUS_STOPPED)
+        psutil.Process(before[2]).kill()
+        await until(lambda: up.pids()[1] != before[1] and up.pids()[2] != before[2])
+        assert killed(up) == [(1, "stopped")]
+        assert (await up.chat()).status_code == 200
+
+
 async def test_one_connection_to_the_admin_address_is_one_answer_so_the_next_may_come_from_another_worker(
     engine: FakeEngine, tmp_path: Path
 ) -> None:
