@@ -328,11 +328,10 @@ class Admission:
                 raise self._refusal("queue_full", tenant, "the queue is full", excess_s or self._backlog_s())
             victim = line.waiters[-1]
             self._leave(name, line, victim)
-            victim.granted.set_exception(
-                self._refusal(
-                    "pushed_out", Tenant(name), "the queue is full and this key fills it most", self._backlog_s()
-                )
-            )
+            if victim.granted.done():
+                continue  # its client left, and it had no turn yet to leave the queue
+            why = "the queue is full and this key fills it most"
+            victim.granted.set_exception(self._refusal("pushed_out", Tenant(name), why, self._backlog_s()))
 
     def _backlog_s(self) -> float:
         """Seconds until what waits now has been admitted."""

@@ -157,6 +157,20 @@ async def test_a_full_queue_makes_room_for_the_tenant_that_fills_it_least(clock:
     gate.check_integrity()
 
 
+async def test_who_leaves_in_the_step_in_which_it_would_be_pushed_out_harms_nobody(clock: Clock) -> None:
+    gate = admission(clock, max_queue_tokens=100)
+    lease = await gate.acquire(ONE, 100, FAR)
+    greedy = await waiting(gate, ONE, 20, 5)
+    modest = asyncio.create_task(gate.acquire(TWO, 20, FAR))  # it gets its turn before the other hears of its end
+    greedy[4].cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert greedy[4].cancelled() and not modest.done()
+    gate.check_integrity()
+    lease.close()
+    assert await granted([*greedy[:4], modest]) == 5
+
+
 async def test_tenants_share_by_tokens_however_many_requests_each_has(clock: Clock) -> None:
     gate = admission(clock, capacity_tokens=1000, max_queue_tokens=10**9)
     leases = [await gate.acquire(ONE, 1000, FAR)]
