@@ -50,7 +50,8 @@ class Authenticator:
         while self._path is not None:
             await asyncio.sleep(self._reload_s)
             try:
-                self.reload_if_changed()
+                if self._file_stamp() != self._stamp:  # reading ten thousand keys takes a tenth of a second
+                    await asyncio.to_thread(self.reload_if_changed)
             except Exception:
                 # A bug must not end the following: revoked keys would stay valid for good.
                 self._metrics.keys_file_bad.set(1)

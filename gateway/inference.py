@@ -253,7 +253,7 @@ class Inference:
             answer = await self._first_byte(replica.url + envelope.kind.value, body, exchange, envelope.stream)
             call.status = answer.status
             try:
-                if answer.status == 200 and answer.content_type.startswith("text/event-stream"):
+                if envelope.stream and answer.status == 200 and answer.content_type.startswith("text/event-stream"):
                     deadline = limit.when()
                     limit.reschedule(None)  # from here on a missed deadline is an event, which only the relay can send
                     seen = Begun(sink, lambda: self._begun(replica, exchange)) if trial else sink

@@ -5,12 +5,15 @@ import datetime
 import hashlib
 import json
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from gateway import auth
+from gateway.keys import Keyring
 from scripts import keys
 from tests.fakes.engine import FakeEngine
 from tests.wire.conftest import Running, serve, until
@@ -103,6 +106,25 @@ async def test_a_file_that_turns_bad_keeps_the_old_keys_raises_the_metric_and_he
     assert await guarded.metric("gateway_keys_reload_failures_total") >= 3
     assert any("the old keys stay in force" in record.message for record in caplog.records)
     assert "sk-canary" not in str([record.__dict__ for record in caplog.records])
+
+
+async def test_while_a_large_keys_file_is_read_requests_are_answered(
+    guarded: Running, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, answered, usual = threading.Event(), threading.Event(), auth.read_keyring
+
+    def slowly(path: Path) -> Keyring:
+        reads.set()
+        assert answered.wait(10), "the event loop stood still"
+        return usual(path)
+
+    monkeypatch.setattr(auth, "read_keyring", slowly)
+    keys_file(file, first={}, second={})
+    await until(reads.is_set)
+    assert await status(guarded, "sk-canary-first") == 200
+    assert await status(guarded, "sk-canary-second") == 401
+    answered.set()
+    await becomes(guarded, "sk-canary-second", 200)
 
 
 def content(file: Path, new: bytes | None = None) -> bytes:

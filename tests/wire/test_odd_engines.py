@@ -153,6 +153,13 @@ async def test_a_retry_after_that_is_none_is_left_out(up: Running, engine: FakeE
     assert "retry-after" not in answer.headers
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_stream_that_nobody_asked_for_is_no_answer(path: str, up: Running, engine: FakeEngine) -> None:
+    engine.script(path, Script(body=DELTA + DONE, headers={"Content-Type": "text/event-stream"}))
+    answer = await (up.chat(temperature=1) if path == CHAT else up.completion("p", temperature=1))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_failed")
+
+
 async def test_a_content_type_in_any_case_is_a_stream(up: Running, engine: FakeEngine) -> None:
     engine.script(CHAT, Script(body=DELTA + DONE, headers={"Content-Type": "Text/Event-Stream"}))
     async with up.stream() as answer:
