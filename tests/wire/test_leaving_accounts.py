@@ -52,6 +52,61 @@ async def test_who_leaves_the_queue_costs_its_key_no_tokens_and_who_leaves_a_str
         assert "tokens a minute" in refused.json()["error"]["message"]
 
 
+async def test_a_key_that_is_revoked_in_mid_stream_ends_its_stream_and_leaves_nothing_on_its_account(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    file = keys_file(tmp_path / "keys.json", few={"concurrent": 1}, more={})
+    auth = {"disabled": False, "keys_file": file, "reload_s": 0.05}
+    async with serve([engine.url], auth=auth) as up:
+        engine.gate = asyncio.Event()
+        stream = asyncio.create_task(up.client.post(CHAT, json=asking(stream=True), headers=with_key("few")))
+        await reached(engine)
+
+        async def asked_again() -> int:
+            return (await up.client.post(CHAT, json=asking(), headers=with_key("few"))).status_code
+
+        assert await asked_again() == 429
+        keys_file(file, more={})
+
+        async def revoked() -> bool:
+            return await asked_again() == 401
+
+        await until(revoked)
+        engine.gate.set()
+        answer = await stream
+        assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n")
+        assert repr(up.gateway.admission.accounts) == "<Accounts 0 in-flight>"
+        keys_file(file, few={"concurrent": 1}, more={})
+
+        async def valid_again() -> bool:
+            return await asked_again() == 200
+
+        await until(valid_again)
+        await up.settled()
+
+
+async def test_a_queue_whose_model_goes_away_lets_nobody_wait_and_ends_empty(engine: FakeEngine) -> None:
+    """One has the room, two wait; their engine serves another model from then on."""
+    settings: dict[str, Any] = {"admission": {"max_in_flight": 1}, "timeouts": {"reload_wait_s": 0.05}}
+    async with serve([engine.url], **settings) as up:
+        engine.gate = asyncio.Event()
+        ahead = asyncio.create_task(up.client.post(CHAT, json=asking(stream=True)))
+        await reached(engine)
+        behind = [asyncio.create_task(up.client.post(CHAT, json=asking())) for _ in range(2)]
+        await until(lambda: up.gateway.admission.queued == 2)
+        engine.models = ("another",)
+        await until(lambda: not up.gateway.replicas.knows(MODEL))
+        assert (up.gateway.admission.in_flight, up.gateway.admission.queued) == (1, 2)
+        assert await up.metric("gateway_queued_requests") == 2
+        engine.gate.set()
+        assert (await ahead).text.endswith("data: [DONE]\n\n")
+        assert {answer.status_code for answer in await asyncio.gather(*behind)} == {503}
+        assert len(engine.asked(CHAT)) == 1
+        await up.settled()
+        assert await up.metric("gateway_in_flight_tokens") == await up.metric("gateway_queued_tokens") == 0
+        assert (await up.client.post(CHAT, json={**asking(), "model": "another"})).status_code == 200
+
+
 async def test_of_clients_with_one_beginning_that_leave_at_every_stage_nothing_is_left(engine: FakeEngine) -> None:
     """The beginning takes room once while anybody holds it, and none when the last one has left."""
     dice = random.Random(11)
