@@ -189,7 +189,14 @@ class Replicas:
     def _watch(self, replica: Replica) -> None:
         monitor = Monitor(replica, self, self._settings, self._client, self._clock)
         task = self._watches[replica] = asyncio.create_task(monitor.run(), name=f"monitor {replica.url}")
-        task.add_done_callback(lambda _: self._forget(replica))
+        task.add_done_callback(lambda _: self._unwatched(replica))
+
+    def _unwatched(self, replica: Replica) -> None:
+        """Its monitor has ended: nothing of ours is left there. It may have been named again in that very moment."""
+        if self._running and replica.listed and replica in self.all:
+            self._watch(replica)
+        else:
+            self._forget(replica)
 
     def _forget(self, replica: Replica) -> None:
         """It is gone, and so are its series: nobody shall be told of an engine that is not there."""

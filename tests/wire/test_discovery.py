@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.monitor import Monitor
 from gateway.replicas import State
 from tests.fakes.engine import MODEL, FakeEngine, Script
 from tests.wire.conftest import Running, serve, until
@@ -108,6 +109,28 @@ async def test_one_that_is_named_again_while_it_drains_stays(tmp_path: Path) -> 
             assert b"[DONE]" in await stream
             assert (await up.completion("p")).status_code == 200
             assert up.gateway.replicas.all == [replica]
+
+
+async def test_one_that_is_named_again_in_the_moment_in_which_it_would_be_forgotten_stays(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, ends = Monitor.run, []
+
+    async def run(monitor: Monitor) -> None:
+        await usual(monitor)
+        if not ends:
+            ends.append(1)
+            up.gateway.replicas.list_urls([engine.url])
+
+    monkeypatch.setattr(Monitor, "run", run)
+    async with serve([engine.url]) as up:
+        up.gateway.replicas.list_urls([])
+        await until(lambda: ends)
+        engine.healthy = False
+        await until(lambda: up.gateway.replicas.all[0].state is State.DOWN)
+        engine.healthy = True
+        await until(lambda: ready(up) == {engine.url})
+        assert (await up.completion("p")).status_code == 200
 
 
 async def test_one_that_is_down_is_forgotten_at_once(tmp_path: Path) -> None:
