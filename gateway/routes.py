@@ -1,5 +1,6 @@
 """The routes that are not hot: models and health in public; metrics, status and drain on the admin address. FastAPI."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -8,6 +9,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.telemetry import TelemetryConfig
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from gateway.auth import AdminToken
 from gateway.errors import (
@@ -16,6 +18,7 @@ from gateway.errors import (
     MethodNotAllowedError,
     NotFoundError,
     PayloadTooLargeError,
+    RequestTimeoutError,
     UnauthorizedError,
     UnavailableError,
     error_object,
@@ -29,6 +32,7 @@ from gateway.settings import Settings
 from gateway.workers import Siblings, Worker, whole_status
 
 MAX_ADMIN_BODY_BYTES = 65536
+ADMIN_BODY_S = 10.0
 
 
 def public_app(settings: Settings, replicas: Replicas, health: Health) -> FastAPI:
@@ -136,15 +140,21 @@ class _DrainOrder(BaseModel):
 
 async def _drain_order(request: Request) -> _DrainOrder:
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_ADMIN_BODY_BYTES:
-            raise PayloadTooLargeError(f"at most {MAX_ADMIN_BODY_BYTES} bytes of body are accepted")
+    try:
+        async with asyncio.timeout(ADMIN_BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_ADMIN_BODY_BYTES:
+                    raise PayloadTooLargeError(f"at most {MAX_ADMIN_BODY_BYTES} bytes of body are accepted")
+    except TimeoutError:
+        raise RequestTimeoutError(f"the body did not arrive within {ADMIN_BODY_S:g} s") from None
+    except ClientDisconnect:  # nobody is left to read this; a trace in the log would say that we failed
+        raise BadRequestError("the body broke off") from None
     try:
         return _DrainOrder.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        param = ".".join(str(part) for part in first["loc"])
+        param = ".".join(str(part) for part in first["loc"]) or None
         raise BadRequestError(f'expected {{"replica": URL, "on": true}}: {first["msg"]}', param=param) from None
 
 

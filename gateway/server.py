@@ -7,6 +7,8 @@
 - A client that takes nothing, or acknowledges nothing, for timeouts.idle_s is cut off, whatever it asked for.
 - One request at a time. Uvicorn would queue a pipelined one and stop reading, and a client that leaves then goes
   unnoticed; here it is not read, and the connection closes after the answer under way, as HTTP allows.
+- A client that closes its own side of the connection has left, though it may wait for the answer still: a departure
+  looks no other, and engines must hear of those at once.
 - A client that speaks HTTP/1.0 (nginx does to what is behind it, unless told otherwise) knows no chunks: its stream
   goes out as it is, and ends where the connection does.
 - An offer to upgrade (Java's HTTP client makes one with its first request) is declined by answering in HTTP/1.1;

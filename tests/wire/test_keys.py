@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway import auth
+from gateway import auth, routes
 from gateway.keys import Keyring
 from scripts import keys
 from tests.fakes.engine import FakeEngine
@@ -271,3 +271,24 @@ async def test_without_a_token_configured_the_admin_routes_are_off_whatever_is_s
     assert (await up.client.post(f"{up.admin_url}/metrics")).status_code == 405
     refused = (await up.client.get(f"{up.admin_url}/status")).json()["error"]["message"]
     assert refused == "/status and /drain are off until auth.admin_token_file names a token's file"
+
+
+async def test_an_order_that_breaks_off_or_does_not_end_is_no_failure_of_ours(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(routes, "ADMIN_BODY_S", 0.2)
+    (tmp_path / "token").write_text("an-admin-token-of-some-length")
+    half = b"POST /drain HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer an-admin-token-of-some-length\r\n"
+    half += b'Content-Length: 100\r\n\r\n{"replica"'
+    async with serve([engine.url], auth={"disabled": True, "admin_token_file": tmp_path / "token"}) as up:
+        host, _, port = up.admin_url.removeprefix("http://").partition(":")
+        for stays in (True, False):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(half)
+            if stays:
+                async with asyncio.timeout(5):
+                    assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+            writer.close()
+            await writer.wait_closed()
+        assert (await up.client.get(f"{up.admin_url}/metrics")).status_code == 200
+    assert not [record for record in caplog.records if record.exc_info]
