@@ -32,35 +32,37 @@ class Held:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._holders: dict[int, int] = {}
-        self._tokens: dict[int, int] = {}  # as its first holder counted it
+        # Key -> holders, and tokens as the newest of them counts the part: estimates are learned.
+        self._parts: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
-        return len(self._holders)
+        return len(self._parts)
 
     def common(self, parts: Parts) -> int:
-        """Tokens of `parts` that are held already. Who holds a part holds all before it."""
+        """Tokens that taking `parts` would not add. Who holds a part holds all before it."""
         tokens = 0
-        for key, size in parts:
-            if key not in self._holders:
+        for key, _ in parts:
+            if (part := self._parts.get(key)) is None:
                 break
-            tokens += size
+            tokens += part[1]
         return tokens
 
     def take(self, parts: Parts) -> None:
         for key, size in parts:
-            holders = self._holders.get(key, 0)
-            self._holders[key] = holders + 1
-            if not holders:
-                self._tokens[key] = size
+            if (part := self._parts.get(key)) is None:
+                self._parts[key] = [1, size]
                 self.tokens += size
+                continue
+            part[0] += 1
+            if part[1] != size:
+                self.tokens += size - part[1]
+                part[1] = size
 
     def give_back(self, parts: Parts) -> None:
         """What was taken before; the last holder of a part frees it."""
         for key, _ in parts:
-            holders = self._holders[key] - 1
-            if holders:
-                self._holders[key] = holders
-            else:
-                del self._holders[key]
-                self.tokens -= self._tokens.pop(key)
+            part = self._parts[key]
+            part[0] -= 1
+            if not part[0]:
+                del self._parts[key]
+                self.tokens -= part[1]
