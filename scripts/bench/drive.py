@@ -11,7 +11,7 @@ import collections
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,7 @@ def _streamed(
         "prompt_tokens": raw["total_input_tokens"],
         "generation_tokens": raw["total_output_tokens"],
         "generation_tokens_per_s": raw["total_output_tokens"] / spent,
+        "tokens_per_event": _tokens_per_event(raw, len(first), len(between)),
         "ttft_ms": quantiles_ms(first),
         "itl_ms": quantiles_ms(between),
         "e2e_ms": quantiles_ms(ends),
@@ -105,6 +106,11 @@ def times(folder: Path) -> tuple[list[float], list[float]]:
     raw = json.loads((folder / "bench.json").read_text())
     first = [ttft for ttft, error in zip(raw["ttfts"], raw["errors"], strict=True) if not error]
     return first, [gap for gaps in raw["itls"] for gap in gaps]
+
+
+def _tokens_per_event(raw: Mapping[str, Any], streams: int, gaps: int) -> float | None:
+    """Of the events after each stream's first, which holds one token; None where none came."""
+    return max(1.0, (raw["total_output_tokens"] - streams) / gaps) if gaps else None
 
 
 def _ended(code: int, log: Path) -> str:
@@ -158,6 +164,7 @@ async def _whole(row: Row, requests: Sequence[Request], target: Target, url: str
         "prompt_tokens": tokens["prompt_tokens"],
         "generation_tokens": tokens["completion_tokens"],
         "generation_tokens_per_s": tokens["completion_tokens"] / spent,
+        "tokens_per_event": None,
         "ttft_ms": None,
         "itl_ms": None,
         "e2e_ms": quantiles_ms(times),

@@ -45,12 +45,13 @@ def better(current: Sequence[float], candidate: Sequence[float], gain: float = 1
 
 
 def decode_tokens_per_s(figures: Mapping[str, Any], running: int) -> float | None:
-    """Tokens/s while nothing but answers is computed: those that run at once by the median time between their tokens.
+    """Tokens/s while nothing but answers is computed: those that run at once by the median time between their events,
+    times the tokens of an event (stream-interval's, more where an engine falls behind).
 
     None for answers of one token.
     """
     between = figures["itl_ms"]
-    return running * 1000 / between["50"] if between and between["50"] else None
+    return running * 1000 * figures["tokens_per_event"] / between["50"] if between and between["50"] else None
 
 
 def next_level(measured: Mapping[int, tuple[bool, float]], start: int, most: int) -> int | None:

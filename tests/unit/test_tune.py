@@ -100,8 +100,9 @@ def test_a_gain_that_is_asked_for_must_be_reached() -> None:
 
 
 def test_decoding_is_what_the_streams_give_together() -> None:
-    assert decide.decode_tokens_per_s({"itl_ms": {"50": 40.0}}, 4) == 100
-    assert decide.decode_tokens_per_s({"itl_ms": None}, 4) is None
+    assert decide.decode_tokens_per_s({"itl_ms": {"50": 40.0}, "tokens_per_event": 1.0}, 4) == 100
+    assert decide.decode_tokens_per_s({"itl_ms": {"50": 40.0}, "tokens_per_event": 8.0}, 4) == 800
+    assert decide.decode_tokens_per_s({"itl_ms": None, "tokens_per_event": None}, 4) is None
 
 
 COST = clock.Cost(boot_s=30, prefill_s=10, repeat_s=20)
